@@ -1,0 +1,81 @@
+"""Entry point and command tree.
+
+Command modules import their libraries inside the functions, so that `--help`
+loads neither torch nor transformers.
+"""
+
+import json
+import sys
+from typing import Annotated
+
+import click
+import typer
+
+from leadline._version import __version__
+from leadline.core.errors import LeadlineError
+
+app = typer.Typer(
+    name="leadline",
+    help="Measure first, lock, run once inside a window, prove it afterwards.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"leadline {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Measure first, lock, run once inside a window, prove it afterwards."""
+    del debug, version  # read from argv in main(), where the error is caught
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line and exit with DESIGN's codes: 0 green, 1 failed, 2 usage, 3 red."""
+    arguments = sys.argv[1:] if argv is None else argv
+    debug = "--debug" in arguments
+    # --debug is accepted anywhere on the line, because people add it to the end of a failed one.
+    arguments = [word for word in arguments if word != "--debug"]
+    as_json = "--json" in arguments
+    command = typer.main.get_command(app)
+    try:
+        code = command.main(args=arguments, prog_name="leadline", standalone_mode=False)
+    except click.ClickException as error:
+        if as_json:
+            _print_json_error("UsageError", error.format_message())
+        error.show(file=sys.stderr)
+        sys.exit(2)
+    except (click.Abort, KeyboardInterrupt):
+        sys.stderr.write("leadline: stopped\n")
+        sys.exit(130)
+    except LeadlineError as error:
+        if debug:
+            raise
+        if as_json:
+            _print_json_error(type(error).__name__, str(error))
+        sys.stderr.write(f"leadline: {error}\n")
+        sys.exit(error.exit_code)
+    except Exception as error:
+        if debug:
+            raise
+        message = f"{type(error).__name__}: {error}"
+        if as_json:
+            _print_json_error(type(error).__name__, message)
+        sys.stderr.write(f"leadline: unexpected {message} (run again with --debug for the trace)\n")
+        sys.exit(1)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _print_json_error(kind: str, message: str) -> None:
+    sys.stdout.write(json.dumps({"error": {"kind": kind, "message": message}}) + "\n")

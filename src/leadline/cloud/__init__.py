@@ -1,0 +1,1 @@
+"""Providers: where the machine comes from and how it is let go."""

@@ -1,0 +1,1 @@
+"""What both jobs share: hashes, ledger, lock, manifest, budget arithmetic. No torch here."""

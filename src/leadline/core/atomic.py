@@ -1,0 +1,86 @@
+"""Writes that are whole or absent.
+
+A file appears under its final name only after its bytes are on the disk: write
+to a temporary name in the same folder, fsync, rename, fsync the folder. A full
+disk or a kill at any moment leaves the old file, or none, never half of one.
+"""
+
+import errno
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from leadline.core.errors import DiskSpaceError, LeadlineError
+
+
+@contextmanager
+def atomic_writer(path: Path) -> Iterator[BinaryIO]:
+    """Open a binary stream whose content becomes *path* when the block ends well.
+
+    Raises:
+        DiskSpaceError: the disk is full.
+        LeadlineError: the folder is read-only or cannot be made.
+    """
+    with explained_os_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        temporary = Path(name)
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                yield stream
+                stream.flush()
+                os.fsync(stream.fileno())
+            temporary.chmod(0o644)
+            temporary.replace(path)
+        except BaseException:
+            with suppress(FileNotFoundError):
+                temporary.unlink()
+            raise
+        fsync_folder(path.parent)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Replace *path* by *data*, atomically and durably."""
+    with atomic_writer(path) as stream:
+        stream.write(data)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace *path* by *text* in UTF-8, atomically and durably."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_json(path: Path, value: object) -> None:
+    """Replace *path* by indented JSON for people; floats allowed, NaN and Inf refused."""
+    text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    write_text(path, text + "\n")
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make a rename inside *folder* survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def explained_os_errors(path: Path) -> Iterator[None]:
+    """Turn the operating system's refusals into sentences that name *path* and a way out."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskSpaceError(
+                f"the disk is full while writing {path}; free space there and run the command again"
+            ) from error
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise LeadlineError(
+                f"cannot write {path}: {error.strerror}; choose a folder you may write to"
+            ) from error
+        raise

@@ -1,0 +1,1 @@
+"""Text to token shards, and the loader that reads them."""

@@ -1,0 +1,1 @@
+"""The scale gate: phases, evidence, lock."""

@@ -1,0 +1,1 @@
+"""Deterministic packs: build, verify, negative control."""

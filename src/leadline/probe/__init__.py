@@ -1,0 +1,1 @@
+"""Measurements on the real device: environment, twin, sweep."""

@@ -1,0 +1,1 @@
+"""One optimiser step, its precision, and checkpoints."""
