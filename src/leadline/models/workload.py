@@ -1,0 +1,91 @@
+"""What a probe can train: the protocol, and how a configuration names a workload.
+
+A workload knows how to build one model in fp32, how to compute its loss on a batch
+and how it likes to be compiled. It knows nothing of optimisers, precision, data
+files or timing; those belong to the probe, so that every model is judged alike.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from leadline.core.errors import UsageError
+
+KINDS = ("dual-mind", "transformers", "python")
+
+
+@runtime_checkable
+class Workload(Protocol):
+    """A model under probe. `examples/own_model.py` is a complete one in thirty lines."""
+
+    name: str
+    """Shown in reports."""
+    vocab_size: int
+    """Ids in a batch are below this; the data's vocabulary is checked against it."""
+
+    def build(self) -> nn.Module:
+        """Return a freshly initialised fp32 model on torch's default device.
+
+        Randomness comes from torch's global generator, which the caller seeds, so
+        that two calls under one seed give equal weights.
+        """
+
+    def loss(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross-entropy of *targets* given *inputs*, both int64 [B, L]; fp32, 0-d."""
+
+    def compile(self, model: nn.Module) -> None:
+        """Compile *model* in place for CUDA; shapes are static within one process."""
+
+    def identity(self) -> Mapping[str, Any]:
+        """Everything that changes the model, as JSON without floats; goes into the lock."""
+
+
+def open_workload(spec: Mapping[str, Any], base_dir: Path) -> Workload:
+    """Build the workload that a `[workload]` table describes.
+
+    Relative paths are taken from *base_dir*, the folder of the configuration.
+
+    Raises:
+        UsageError: the kind is unknown, or a key is missing, unknown or out of range.
+    """
+    options = dict(spec)
+    kind = options.pop("kind", None)
+    try:
+        if kind == "dual-mind":
+            from leadline.models.dualmind import DualMindWorkload
+
+            return DualMindWorkload.from_spec(**options)
+        if kind == "transformers":
+            from leadline.models.causal_lm import CausalLMWorkload
+
+            return CausalLMWorkload.from_spec(base_dir=base_dir, **options)
+        if kind == "python":
+            from leadline.models.custom import load_workload
+
+            return load_workload(base_dir=base_dir, **options)
+    except TypeError as error:
+        raise UsageError(f"[workload] kind {kind!r} does not take these keys: {error}") from error
+    raise UsageError(f"[workload] kind is {kind!r}; known kinds: {', '.join(KINDS)}")
+
+
+def num_parameters(model: nn.Module) -> int:
+    """Trainable parameters; a tensor shared by two modules counts once."""
+    return sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+
+
+def parameter_bytes(model: nn.Module) -> int:
+    """Bytes of the trainable parameters at the dtype they are held in."""
+    return sum(
+        weight.numel() * weight.element_size()
+        for weight in model.parameters()
+        if weight.requires_grad
+    )
+
+
+def compile_whole(model: nn.Module) -> None:
+    """Compile the model's forward as one graph with static shapes."""
+    torch.compiler.reset()
+    model.compile(dynamic=False)
