@@ -35,6 +35,7 @@ help:
 	@sed -n 's/^#   //p' Makefile
 
 install: $(STAMPS)/leadline
+	@echo "leadline: ready in $(VENV), $$($(BIN)/leadline --version)"
 
 demo: install
 	@$(BIN)/leadline demo $(ARGS)
