@@ -12,6 +12,7 @@ import click
 import typer
 
 from leadline._version import __version__
+from leadline.cli import data
 from leadline.core.errors import LeadlineError
 
 app = typer.Typer(
@@ -39,6 +40,10 @@ def root(
 ) -> None:
     """Measure first, lock, run once inside a window, prove it afterwards."""
     del debug, version  # read from argv in main(), where the error is caught
+
+
+# Command groups, in the order --help shows them.
+app.add_typer(data.app, name="data")
 
 
 def main(argv: list[str] | None = None) -> None:
