@@ -12,9 +12,11 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 from leadline.core.errors import DiskSpaceError, LeadlineError
+
+_NOT_ALLOWED = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 @contextmanager
@@ -70,8 +72,13 @@ def fsync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def explained_os_errors(path: Path) -> Iterator[None]:
-    """Turn the operating system's refusals into sentences that name *path* and a way out."""
+def explained_os_errors(path: Path, verb: Literal["read", "write"] = "write") -> Iterator[None]:
+    """Turn the operating system's refusals into sentences that name *path* and a way out.
+
+    Raises:
+        DiskSpaceError: no space, no quota, or a file size limit.
+        LeadlineError: any other OSError raised inside the block.
+    """
     try:
         yield
     except OSError as error:
@@ -79,8 +86,20 @@ def explained_os_errors(path: Path) -> Iterator[None]:
             raise DiskSpaceError(
                 f"the disk is full while writing {path}; free space there and run the command again"
             ) from error
-        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-            raise LeadlineError(
-                f"cannot write {path}: {error.strerror}; choose a folder you may write to"
+        if error.errno == errno.EFBIG:
+            raise DiskSpaceError(
+                f"{path} reached the largest file this process or disk allows; "
+                "raise the limit (ulimit -f) or choose another disk"
             ) from error
-        raise
+        raise LeadlineError(f"cannot {verb} {_what_failed(path, error)}") from error
+
+
+def _what_failed(path: Path, error: OSError) -> str:
+    why = error.strerror or str(error)
+    hint = "choose a folder you may write to" if error.errno in _NOT_ALLOWED else "check the path"
+    # The block may have tripped over another file than the one it is about.
+    other = error.filename
+    ours = (path.name, f".{path.name}.")
+    if isinstance(other, str) and not Path(other).name.startswith(ours):
+        return f"{path}: {other}: {why}; {hint}"
+    return f"{path}: {why}; {hint}"
