@@ -8,7 +8,7 @@ import typer
 from leadline.cli.output import JsonOption, print_json, talk
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    from rich.progress import Progress, TaskID
 
 app = typer.Typer(help="Turn text into token shards and check them.", no_args_is_help=True)
 
@@ -41,11 +41,11 @@ def pack(
     json_output: JsonOption = False,
 ) -> None:
     """Tokenize a tree of text into shards with a manifest and a held-out split."""
-    from leadline.data.prepare import PackProgress, pack_text
+    from leadline.data.prepare import pack_text
+    from leadline.data.scan import PackProgress
 
-    existed = out.exists() and any(out.iterdir()) if out.is_dir() else False
     with _bar() as bar:
-        tasks = {}
+        tasks: dict[str, TaskID] = {}
 
         def show(progress: PackProgress) -> None:
             if progress.stage not in tasks:
@@ -63,6 +63,7 @@ def pack(
             max_bytes=max_bytes,
             on_progress=show,
         )
+    existed = "encode" not in tasks
     result = {
         "out": str(out),
         "already_there": existed,

@@ -7,9 +7,9 @@ described in docs/data.md; `SCHEMA` rises when a reader of today would misread.
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Any, Literal, get_origin
 
 from leadline.core.canonical import canonical_bytes, sha256_bytes
 from leadline.core.errors import DataError
@@ -153,21 +153,34 @@ def _parse(value: dict[str, Any]) -> ShardsManifest:
     )
     if manifest.dtype not in DTYPE_BYTES:
         raise ValueError(f"dtype {manifest.dtype!r}, known are {', '.join(DTYPE_BYTES)}")
+    for part in (manifest, manifest.tokenizer, manifest.source):
+        _refuse_wrong_types(part)
     return manifest
 
 
 def _parse_split(value: dict[str, Any]) -> Split:
-    shards = tuple(_typed(Shard(**shard)) for shard in value["shards"])
-    return Split(tokens=value["tokens"], documents=value["documents"], shards=shards)
+    shards = tuple(Shard(**shard) for shard in value["shards"])
+    split = Split(tokens=value["tokens"], documents=value["documents"], shards=shards)
+    for part in (split, *shards):
+        _refuse_wrong_types(part)
+    return split
 
 
-def _typed(shard: Shard) -> Shard:
-    """Refuse a shard whose counts are not natural numbers or whose names are not strings."""
-    for name, value in asdict(shard).items():
-        if name in ("path", "sha256", "index_sha256"):
+def _refuse_wrong_types(part: object) -> None:
+    """Every count is a natural number, every name a string, every table holds only those."""
+    for field in fields(part):  # type: ignore[arg-type]
+        value = getattr(part, field.name)
+        if field.type is int:
+            fits = _is_count(value)
+        elif field.type is str:
             fits = isinstance(value, str)
+        elif get_origin(field.type) is Mapping:
+            fits = all(isinstance(item, str) or _is_count(item) for item in value.values())
         else:
-            fits = type(value) is int and value >= 0
+            continue
         if not fits:
-            raise TypeError(f"shard field {name} is {value!r}")
-    return shard
+            raise TypeError(f"{field.name} is {value!r}")
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0

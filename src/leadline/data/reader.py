@@ -91,6 +91,8 @@ def open_split(root: Path, split: SplitName) -> TokenSplit:
     if not shards:
         raise DataError(f"{root} has no {split} shard; pack the text again")
     for shard in shards:
+        if not (root / shard.path).is_file():
+            raise DataError(f"shard {root / shard.path} is missing; restore it or pack again")
         _check_place(root, shard, split)
         _check_whole(root, shard, DTYPE_BYTES[manifest.dtype])
     if split == "train":
@@ -110,8 +112,6 @@ def _check_place(root: Path, shard: Shard, split: SplitName) -> None:
 
 def _check_whole(root: Path, shard: Shard, width_bytes: int) -> None:
     path = root / shard.path
-    if not path.is_file():
-        raise DataError(f"shard {path} is missing; restore it or pack the text again")
     size_bytes = path.stat().st_size
     with path.open("rb") as stream:
         if is_lfs_pointer(stream.read(64), size_bytes):

@@ -31,7 +31,7 @@ def staged_folder(out: Path) -> Iterator[Path]:
     """
     parent = out.absolute().parent
     created = _missing_parents(parent)
-    staging = parent / f".{out.name}.{secrets.token_hex(6)}.tmp"
+    staging = parent / f".{out.absolute().name}.{secrets.token_hex(6)}.tmp"
     try:
         with explained_os_errors(out):
             parent.mkdir(parents=True, exist_ok=True)

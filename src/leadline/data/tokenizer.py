@@ -113,6 +113,7 @@ class LibraryEncoder:
                 f"{name} has no token {end_of_text!r} to close a document; "
                 "name one it has with --end-of-text"
             )
+        self._name = name
         self.tokenizer_json = tokenizer_json
         self.vocab_size = max(vocabulary.values()) + 1
         self.end_of_text = vocabulary[end_of_text]
@@ -121,13 +122,23 @@ class LibraryEncoder:
         """Ids of each document, without the closing one.
 
         Raises:
-            DataError: the tokenizer gives the closing id inside a document.
+            DataError: the tokenizer fails, or gives no id, or the closing id, for a document.
         """
-        encodings = self._tokenizer.encode_batch_fast(
-            [document.text for document in documents], add_special_tokens=False
-        )
+        texts = [document.text for document in documents]
+        try:
+            encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        except Exception as error:  # the library raises bare Exception
+            raise DataError(
+                f"{self._name} cannot encode {documents[0].path} or a document after it ({error}); "
+                "use a tokenizer that covers all of Unicode, such as a byte-level one"
+            ) from error
         batch = [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
         for document, ids in zip(documents, batch, strict=True):
+            if not ids.size:
+                raise DataError(
+                    f"{self._name} gives no token for {document.path}; "
+                    "use a tokenizer that covers its alphabet, such as a byte-level one"
+                )
             if (ids == self.end_of_text).any():
                 raise DataError(
                     f"{document.path} encodes to the end-of-text id {self.end_of_text} inside "
