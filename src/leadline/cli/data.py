@@ -36,7 +36,7 @@ def pack(
     eval_fraction: Annotated[str, typer.Option(help="Share of documents held out.")] = "0.02",
     seed: Annotated[int, typer.Option(help="Decides which documents are held out.")] = 0,
     max_bytes: Annotated[
-        int | None, typer.Option(help="Stop at whole documents before this many bytes.")
+        int | None, typer.Option(help="Take whole documents up to this many bytes.")
     ] = None,
     json_output: JsonOption = False,
 ) -> None:

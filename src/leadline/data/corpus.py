@@ -11,8 +11,10 @@ import os
 import stat
 import sysconfig
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from leadline.core.errors import DataError, UsageError
@@ -52,7 +54,7 @@ class CorpusSource:
     excluded_folders: frozenset[str] = frozenset()
     """Folder names to stay out of, besides .git and __pycache__."""
     max_bytes: int | None = None
-    """Stop before the document that would pass this many bytes; None reads all."""
+    """Leave out every document that would pass this many bytes in all; None reads all."""
 
 
 def stdlib_root() -> Path:
@@ -88,25 +90,33 @@ def read_documents(
     if not source.root.exists():
         raise UsageError(f"no text at {source.root}: give a folder of text or a .jsonl file")
     entries = _lines(source.root) if source.root.is_file() else _files(source, counts)
-    found, used_bytes, full = 0, 0, False
-    for path, data in entries:
-        reason = _unusable(data)
-        if reason is None and not full and source.max_bytes is not None:
-            full = used_bytes + len(data) > source.max_bytes
-        if full:
+    found, used_bytes = 0, 0
+    for entry in entries:
+        if source.max_bytes is not None and used_bytes + entry.size_bytes > source.max_bytes:
             counts["over_max_bytes"] += 1
             continue
+        data = entry.read()
+        reason = _unusable(data)
         if reason is not None:
             counts[reason] += 1
             continue
         found, used_bytes = found + 1, used_bytes + len(data)
-        yield Document(path=path, utf8=data)
+        yield Document(path=entry.path, utf8=data)
     if not found:
         reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.items()))
         raise DataError(
             f"no usable text in {source.root} (skipped: {reasons or 'nothing, it is empty'}); "
             "give a folder that holds UTF-8 text"
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Entry:
+    """A document that has not been read: what does not fit is never read."""
+
+    path: str
+    size_bytes: int
+    read: Callable[[], bytes]
 
 
 def _unusable(data: bytes) -> str | None:
@@ -122,21 +132,37 @@ def _unusable(data: bytes) -> str | None:
     return None
 
 
-def _files(source: CorpusSource, counts: Counter[str]) -> Iterator[tuple[str, bytes]]:
-    for path in sorted(_regular_files(source, counts), key=os.fsencode):
-        try:
-            data = (source.root / path).read_bytes()
-        except OSError as error:
-            raise DataError(
-                f"cannot read {source.root / path}: {error.strerror}; "
-                "make it readable or move it out of the corpus"
-            ) from error
-        if is_lfs_pointer(data[:64], len(data)):
-            raise DataError(
-                f"{source.root / path} is a git-lfs pointer of {len(data)} bytes, not text; "
-                "fetch the real file with `git lfs pull`"
-            )
-        yield os.fsencode(path).decode("utf-8", "backslashreplace"), data
+def _files(source: CorpusSource, counts: Counter[str]) -> Iterator[_Entry]:
+    for name in sorted(_regular_files(source, counts), key=os.fsencode):
+        path = source.root / name
+        with _explained_read(path):
+            size_bytes = path.stat().st_size
+        yield _Entry(
+            path=os.fsencode(name).decode("utf-8", "backslashreplace"),
+            size_bytes=size_bytes,
+            read=partial(_file_bytes, path),
+        )
+
+
+def _file_bytes(path: Path) -> bytes:
+    with _explained_read(path):
+        data = path.read_bytes()
+    if is_lfs_pointer(data[:64], len(data)):
+        raise DataError(
+            f"{path} is a git-lfs pointer of {len(data)} bytes, not text; "
+            "fetch the real file with `git lfs pull`"
+        )
+    return data
+
+
+@contextmanager
+def _explained_read(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"cannot read {path}: {error.strerror}; make it readable or move it out of the corpus"
+        ) from error
 
 
 def _regular_files(source: CorpusSource, counts: Counter[str]) -> Iterator[str]:
@@ -144,13 +170,8 @@ def _regular_files(source: CorpusSource, counts: Counter[str]) -> Iterator[str]:
     folders = [""]
     while folders:
         prefix = folders.pop()
-        try:
+        with _explained_read(source.root / prefix):
             entries = list(os.scandir(source.root / prefix))
-        except OSError as error:
-            raise DataError(
-                f"cannot list {source.root / prefix}: {error.strerror}; "
-                "make it readable or move it out of the corpus"
-            ) from error
         for entry in entries:
             path = f"{prefix}{entry.name}"
             mode = entry.stat(follow_symlinks=False).st_mode
@@ -169,15 +190,18 @@ def _regular_files(source: CorpusSource, counts: Counter[str]) -> Iterator[str]:
                 yield path
 
 
-def _lines(path: Path) -> Iterator[tuple[str, bytes]]:
+def _lines(path: Path) -> Iterator[_Entry]:
     if path.suffix != ".jsonl":
         raise UsageError(f"{path} is a file; give a folder of text or a file that ends in .jsonl")
-    with path.open("rb") as stream:
+    with _explained_read(path), path.open("rb") as stream:
         for number, line in enumerate(stream, start=1):
             if number == 1 and is_lfs_pointer(line, path.stat().st_size):
                 raise DataError(f"{path} is a git-lfs pointer, not text; run `git lfs pull`")
             if line.strip():
-                yield f"{path.name}:{number}", _line_text(line, f"{path}:{number}")
+                data = _line_text(line, f"{path}:{number}")
+                yield _Entry(
+                    path=f"{path.name}:{number}", size_bytes=len(data), read=partial(bytes, data)
+                )
 
 
 def _line_text(line: bytes, where: str) -> bytes:

@@ -53,7 +53,7 @@ class PackInputs:
     shard_tokens: int = DEFAULT_SHARD_TOKENS
     """Most tokens in a shard; a longer document has a shard of its own."""
     max_bytes: int | None = None
-    """Stop at whole documents before this many bytes; None reads all."""
+    """Take whole documents up to this many bytes in all; None takes every one."""
     suffixes: tuple[str, ...] | None = None
     """File name endings to keep; None keeps every file (of the standard library, .py)."""
     dtype: str | None = None

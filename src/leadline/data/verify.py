@@ -177,7 +177,7 @@ def _check_index(
     if not inside or (np.diff(starts) <= 0).any():
         yield f"{shard.index_path} does not rise from 0 to below {shard.tokens}"
         return
-    if read_ids:
+    if read_ids and shard.bytes == shard.tokens * DTYPE_BYTES[manifest.dtype]:
         ids = np.memmap(root / shard.path, dtype=little_endian(manifest.dtype), mode="r")
         closing = np.append(starts[1:], shard.tokens) - 1
         if (ids[closing] != manifest.tokenizer.end_of_text).any():
