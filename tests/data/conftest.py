@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from leadline.core.canonical import sha256_bytes
-from leadline.data.manifest import ShardsManifest, SourceFacts, TokenizerFacts
+from leadline.data.manifest import ShardsManifest, SourceFacts, Split, TokenizerFacts
 from leadline.data.shards import SplitWriter, choose_dtype
 
 MakeShards = Callable[..., Path]
@@ -33,9 +34,36 @@ def text_tree(tmp_path: Path) -> MakeText:
     return make
 
 
+HELD_OUT = [[9, 8, 7, 6, 5, 4, 3, 2, 1]]
+
+
+def _write_split(root: Path, name: str, documents: Sequence[Sequence[int]], **facts: Any) -> Split:
+    with SplitWriter(root, name, end_of_text=0, **facts) as writer:
+        for ids in documents:
+            writer.append(np.array(ids, dtype=np.uint32), "a document")
+        return writer.finish()
+
+
+def _write_manifest(root: Path, dtype: str, vocab_size: int, train: Split, held_out: Split) -> None:
+    (root / "tokenizer.json").write_bytes(b"{}")
+    manifest = ShardsManifest(
+        dtype=dtype,
+        tokenizer=TokenizerFacts(
+            kind="given", sha256=sha256_bytes(b"{}"), vocab_size=vocab_size, end_of_text=0
+        ),
+        train=train,
+        eval=held_out,
+        source=SourceFacts(files=train.documents + 1, bytes=0, sha256="0" * 64, skipped={}),
+        seed=0,
+        eval_fraction="0.02",
+        request={},
+    )
+    (root / "manifest.json").write_bytes(manifest.to_bytes())
+
+
 @pytest.fixture
 def make_shards(tmp_path: Path) -> MakeShards:
-    """Make shards of chosen documents (without their closing id); held out is one short text."""
+    """Make shards of chosen documents (without their closing id 0) and one held-out document."""
 
     def make(
         documents: Sequence[Sequence[int]],
@@ -47,33 +75,11 @@ def make_shards(tmp_path: Path) -> MakeShards:
     ) -> Path:
         root = tmp_path / name
         root.mkdir()
-        (root / "tokenizer.json").write_bytes(b"{}")
-        splits = []
-        for split, texts in (("train", documents), ("eval", [[9, 8, 7, 6, 5, 4, 3, 2, 1]])):
-            writer = SplitWriter(
-                root,
-                split,
-                dtype=choose_dtype(vocab_size, dtype),
-                vocab_size=vocab_size,
-                end_of_text=0,
-                shard_tokens=shard_tokens,
-            )
-            for ids in texts:
-                writer.append(np.array(ids, dtype=np.uint32), "a document")
-            splits.append(writer.finish())
-        manifest = ShardsManifest(
-            dtype=choose_dtype(vocab_size, dtype),
-            tokenizer=TokenizerFacts(
-                kind="given", sha256=sha256_bytes(b"{}"), vocab_size=vocab_size, end_of_text=0
-            ),
-            train=splits[0],
-            eval=splits[1],
-            source=SourceFacts(files=len(documents) + 1, bytes=0, sha256="0" * 64, skipped={}),
-            seed=0,
-            eval_fraction="0.02",
-            request={},
-        )
-        (root / "manifest.json").write_bytes(manifest.to_bytes())
+        chosen = choose_dtype(vocab_size, dtype)
+        facts = {"dtype": chosen, "vocab_size": vocab_size, "shard_tokens": shard_tokens}
+        train = _write_split(root, "train", documents, **facts)
+        held_out = _write_split(root, "eval", HELD_OUT, **facts)
+        _write_manifest(root, chosen, vocab_size, train, held_out)
         return root
 
     return make

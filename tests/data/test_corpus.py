@@ -49,7 +49,6 @@ def test_skipped_files_are_counted_by_reason(text_tree: MakeText) -> None:
         {
             "good.txt": b"text",
             "empty.txt": b"",
-            "blank.txt": b" \n\t\n",
             "latin.txt": b"caf\xe9",
             "nul.txt": b"a\0b",
             "image.png": b"x",
@@ -62,7 +61,7 @@ def test_skipped_files_are_counted_by_reason(text_tree: MakeText) -> None:
     documents = list(read_documents(CorpusSource(root=root, suffixes=(".txt",)), skipped=skipped))
     assert [document.path for document in documents] == ["good.txt"]
     assert skipped == {
-        "empty": 2,
+        "empty": 1,
         "undecodable": 1,
         "binary": 1,
         "other_suffix": 1,
@@ -70,6 +69,13 @@ def test_skipped_files_are_counted_by_reason(text_tree: MakeText) -> None:
         "symlink": 1,
         "special_file": 1,
     }
+
+
+def test_document_of_blanks_alone_counts_as_empty(text_tree: MakeText) -> None:
+    skipped = Counter[str]()
+    root = text_tree({"a.txt": b"text", "blank.txt": b" \n\t\n"})
+    assert len(list(read_documents(CorpusSource(root=root), skipped=skipped))) == 1
+    assert skipped == {"empty": 1}
 
 
 def test_linked_folder_is_not_entered(text_tree: MakeText, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """`leadline data`: text to token shards, and shards against their manifest."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -9,6 +9,9 @@ from leadline.cli.output import JsonOption, print_json, talk
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
+
+    from leadline.data.manifest import ShardsManifest
+    from leadline.data.scan import PackProgress
 
 app = typer.Typer(help="Turn text into token shards and check them.", no_args_is_help=True)
 
@@ -20,6 +23,31 @@ def _bar() -> "Progress":
     return Progress(*columns, console=talk, transient=True)
 
 
+def _result(manifest: "ShardsManifest", out: Path, *, already_there: bool) -> dict[str, Any]:
+    return {
+        "out": str(out),
+        "already_there": already_there,
+        "manifest_sha256": manifest.sha256,
+        "vocab_size": manifest.vocab_size,
+        "dtype": manifest.dtype,
+        "train_tokens": manifest.train.tokens,
+        "eval_tokens": manifest.eval.tokens,
+        "documents": manifest.source.files,
+        "source_bytes": manifest.source.bytes,
+        "skipped": dict(manifest.source.skipped),
+    }
+
+
+def _summary(result: dict[str, Any]) -> str:
+    skipped = ", ".join(f"{count} {reason}" for reason, count in result["skipped"].items())
+    return (
+        f"{result['out']}{' was already there' if result['already_there'] else ''}: "
+        f"{result['train_tokens']:,} train and {result['eval_tokens']:,} eval tokens "
+        f"({result['dtype']}, vocabulary {result['vocab_size']:,}) from "
+        f"{result['documents']:,} documents; skipped: {skipped or 'nothing'}"
+    )
+
+
 @app.command()
 def pack(
     text: Annotated[
@@ -27,9 +55,7 @@ def pack(
     ],
     out: Annotated[Path, typer.Option("--out", metavar="SHARDS", help="Folder to make.")],
     tokenizer: Annotated[str, typer.Option(help="bpe, bytes or a tokenizer.json.")] = "bpe",
-    vocab_size: Annotated[
-        int | None, typer.Option(help="Ids of the BPE to train (8192 when left out).")
-    ] = None,
+    vocab_size: Annotated[int | None, typer.Option(help="Ids of the BPE to train (8192).")] = None,
     end_of_text: Annotated[
         str | None, typer.Option(help="Token of a given tokenizer that closes a document.")
     ] = None,
@@ -42,12 +68,11 @@ def pack(
 ) -> None:
     """Tokenize a tree of text into shards with a manifest and a held-out split."""
     from leadline.data.prepare import pack_text
-    from leadline.data.scan import PackProgress
 
     with _bar() as bar:
         tasks: dict[str, TaskID] = {}
 
-        def show(progress: PackProgress) -> None:
+        def show(progress: "PackProgress") -> None:
             if progress.stage not in tasks:
                 tasks[progress.stage] = bar.add_task(progress.stage, total=progress.total_bytes)
             bar.update(tasks[progress.stage], completed=progress.done_bytes)
@@ -63,29 +88,11 @@ def pack(
             max_bytes=max_bytes,
             on_progress=show,
         )
-    existed = "encode" not in tasks
-    result = {
-        "out": str(out),
-        "already_there": existed,
-        "manifest_sha256": manifest.sha256,
-        "vocab_size": manifest.vocab_size,
-        "dtype": manifest.dtype,
-        "train_tokens": manifest.train.tokens,
-        "eval_tokens": manifest.eval.tokens,
-        "documents": manifest.source.files,
-        "source_bytes": manifest.source.bytes,
-        "skipped": dict(manifest.source.skipped),
-    }
+    result = _result(manifest, out, already_there="encode" not in tasks)
     if json_output:
         print_json(result)
-        return
-    skipped = ", ".join(f"{count} {reason}" for reason, count in manifest.source.skipped.items())
-    typer.echo(
-        f"{out}{' was already there' if existed else ''}: {manifest.train.tokens:,} train and "
-        f"{manifest.eval.tokens:,} eval tokens ({manifest.dtype}, vocabulary "
-        f"{manifest.vocab_size:,}) from {manifest.source.files:,} documents; "
-        f"skipped: {skipped or 'nothing'}"
-    )
+    else:
+        typer.echo(_summary(result))
 
 
 @app.command()
