@@ -12,7 +12,7 @@ import stat
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from leadline.core.atomic import explained_os_errors
 from leadline.core.errors import DataError, UnsafePackError, UsageError
@@ -91,10 +91,8 @@ def survey(root: Path, exclude: Iterable[str] = ()) -> Survey:
 
 def path_problem(path: str) -> str | None:
     """Why *path* may not name a file of a pack; None when it may."""
-    if any(0xDC80 <= ord(char) <= 0xDCFF for char in path):
-        return "has a name that is not UTF-8; rename it"
     if not path.isprintable():
-        return "has a control or unprintable character in its name; rename it"
+        return "has a control character, or bytes that are not UTF-8, in its name; rename it"
     if "\\" in path or path[1:2] == ":":
         return "has a backslash or a drive letter, which leads elsewhere on another system"
     if path.startswith("/"):
@@ -111,17 +109,28 @@ def collisions(paths: Iterable[str]) -> list[str]:
     """Paths that are one file on some disk: same but for case or accents, or file and folder."""
     problems: list[str] = []
     seen: dict[str, tuple[str, bool]] = {}
+    folders: set[str] = set()
     for path in sorted(paths):
-        pure = PurePosixPath(path)
-        for part in (pure, *pure.parents[:-1]):
-            is_file = part is pure
-            key = unicodedata.normalize("NFC", unicodedata.normalize("NFC", str(part)).casefold())
-            other, other_is_file = seen.setdefault(key, (str(part), is_file))
-            if other != str(part):
-                problems.append(f"{path!r} and {other!r} are one name on some disks; rename one")
+        parts = [(path, True)]
+        folder = path.rpartition("/")[0]
+        while folder and folder not in folders:
+            folders.add(folder)
+            parts.append((folder, False))
+            folder = folder.rpartition("/")[0]
+        for part, is_file in parts:
+            other, other_is_file = seen.setdefault(_disk_name(part), (part, is_file))
+            if other != part:
+                problems.append(f"{part!r} and {other!r} are one name on some disks; rename one")
             elif is_file != other_is_file:
-                problems.append(f"{path!r} needs {other!r} to be both a file and a folder")
+                problems.append(f"{part!r} would have to be both a file and a folder")
     return problems
+
+
+def _disk_name(path: str) -> str:
+    """What a path becomes on a disk that ignores case and rewrites accents."""
+    if path.isascii():
+        return path.lower()
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())
 
 
 def content_problem(path: Path, size_bytes: int) -> str | None:
