@@ -28,6 +28,13 @@ def test_split_leaves_no_side_empty_and_keeps_duplicates_together(
     assert all(len(side) == 1 for side in sides.values())
 
 
+@pytest.mark.parametrize("fraction", ["0.001", "0.999"])
+def test_split_of_two_documents_at_an_extreme_fraction_fills_both_sides(fraction: str) -> None:
+    for seed in range(20):
+        splits = assign_splits(["a", "b"], seed=seed, eval_fraction=Fraction(fraction))
+        assert set(splits) == {"train", "eval"}
+
+
 def test_split_holds_out_about_the_fraction_asked() -> None:
     contents = [str(number) for number in range(20_000)]
     splits = assign_splits(contents, seed=3, eval_fraction=Fraction("0.05"))
