@@ -46,8 +46,8 @@ def _upward(path: Path) -> list[str]:
     rung = RUNGS[_home(path)]
     faults = []
     for line, name in _imported(path):
-        words = name.split(".")
-        above = words[0] == "leadline" and RUNGS.get(words[1], -1) > rung
+        package, _, inside = name.partition(".")
+        above = package == "leadline" and RUNGS.get(inside.partition(".")[0], -1) > rung
         if above:
             faults.append(f"{path.relative_to(ROOT)}:{line} imports {name}")
     return faults
