@@ -52,7 +52,6 @@ def build_report(run_dir: Path) -> Path:
         UsageError: *run_dir* is not a run directory.
         DiskSpaceError: the disk is full; an earlier report stays as it was.
         LeadlineError: the folder cannot be written.
-
     """
     page = render(read_run(run_dir))
     path = run_dir / REPORT_FILE

@@ -84,7 +84,6 @@ def read_run(run_dir: Path) -> RunRecord:
 
     Raises:
         UsageError: it is not a folder, or holds nothing a gate writes.
-
     """
     _refuse_strangers(run_dir)
     locked, lock_problem = _read_lock(run_dir)
