@@ -8,12 +8,17 @@ import json
 import sys
 from typing import Annotated
 
-import click
 import typer
 
 from leadline._version import __version__
-from leadline.cli import data
+from leadline.cli import data, demo, gate, ledger, lock, pack, probe, report
 from leadline.core.errors import LeadlineError
+
+# Newer typer carries a click of its own, older typer uses the installed one; either way
+# this is the base of what it raises over a wrong command line.
+_ClickException: type[typer.BadParameter] = next(
+    base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
+)
 
 app = typer.Typer(
     name="leadline",
@@ -43,7 +48,14 @@ def root(
 
 
 # Command groups, in the order --help shows them.
+app.command(name="demo")(demo.demo)
+app.add_typer(gate.app, name="gate")
+app.command(name="probe")(probe.probe)
+app.add_typer(lock.app, name="lock")
+app.add_typer(ledger.app, name="ledger")
+app.add_typer(pack.app, name="pack")
 app.add_typer(data.app, name="data")
+app.command(name="report")(report.report)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -56,12 +68,12 @@ def main(argv: list[str] | None = None) -> None:
     command = typer.main.get_command(app)
     try:
         code = command.main(args=arguments, prog_name="leadline", standalone_mode=False)
-    except click.ClickException as error:
+    except _ClickException as error:
         if as_json:
             _print_json_error("UsageError", error.format_message())
         error.show(file=sys.stderr)
         sys.exit(2)
-    except (click.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         sys.stderr.write("leadline: stopped\n")
         sys.exit(130)
     except LeadlineError as error:

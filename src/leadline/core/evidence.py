@@ -37,6 +37,8 @@ class Evidence:
     """Empty when green; otherwise one sentence that says what is wrong and what to do."""
     inputs: str
     time: str
+    sha256: str
+    """Of the file, as the ledger holds it."""
     data: Mapping[str, Any]
 
 
@@ -56,9 +58,6 @@ class EvidenceStore:
     ) -> Evidence:
         """Write the file, then its ledger line; a later record of a name supersedes it."""
         time = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        evidence = Evidence(
-            name=name, green=green, reason=reason, inputs=inputs, time=time, data=data
-        )
         path = self.path(name)
         atomic.write_json(
             path,
@@ -72,6 +71,7 @@ class EvidenceStore:
                 "data": data,
             },
         )
+        sha256 = canonical.sha256_file(path)
         self.ledger.append(
             LEDGER_KIND,
             {
@@ -79,10 +79,18 @@ class EvidenceStore:
                 "verdict": "green" if green else "red",
                 "reason": reason,
                 "inputs": inputs,
-                "sha256": canonical.sha256_file(path),
+                "sha256": sha256,
             },
         )
-        return evidence
+        return Evidence(
+            name=name,
+            green=green,
+            reason=reason,
+            inputs=inputs,
+            time=time,
+            sha256=sha256,
+            data=data,
+        )
 
     def read(self) -> dict[str, Evidence]:
         """Every piece of evidence the ledger vouches for, by name.
@@ -122,10 +130,13 @@ class EvidenceStore:
                 reason=str(content["reason"]),
                 inputs=str(content["inputs"]),
                 time=str(content["time"]),
+                sha256=str(line["sha256"]),
                 data=content["data"],
             )
         except FileNotFoundError:
             problem = f"evidence/{name}.json is gone; run the gate again to measure it anew"
         except (IntegrityError, ValueError, KeyError) as error:
             problem = str(error)
-        return Evidence(name=name, green=False, reason=problem, inputs="", time="", data={})
+        return Evidence(
+            name=name, green=False, reason=problem, inputs="", time="", sha256="", data={}
+        )

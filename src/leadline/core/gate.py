@@ -77,9 +77,7 @@ def requirements(points: Sequence[str]) -> tuple[Requirement, ...]:
             )
             for point in points
         ),
-        Requirement(
-            key="best_cfg", title="Chosen configuration", evidence="choice", value=_choice
-        ),
+        Requirement(key="best_cfg", title="Chosen configuration", evidence="choice", value=_choice),
         Requirement(
             key="peak_vram", title="Peak memory of the device", evidence="choice", value=_peak
         ),
@@ -139,9 +137,7 @@ def _line(need: Requirement, evidence: Evidence | None) -> Line:
         value = ""
         if evidence.green:
             state = "missing"
-    return Line(
-        key=need.key, title=need.title, state=state, value=value, reason=evidence.reason
-    )
+    return Line(key=need.key, title=need.title, state=state, value=value, reason=evidence.reason)
 
 
 def _device(data: Mapping[str, Any]) -> str:

@@ -6,10 +6,10 @@ sequence; then local heads see the last `window` tokens and global heads all tok
 so far. One softmax runs over memory and context together.
 
 Two ways to the same numbers:
-- compiled on CUDA: FlexAttention with a block mask, so that blocks outside the window
-  are never computed and no mask is read from memory;
-- everywhere else (CPU, eager replays by the divergence locator): scaled dot-product
-  attention with the same mask as a boolean tensor.
+- compiled bf16 on CUDA: FlexAttention with a block mask, so that blocks outside the
+  window are never computed and no mask is read from memory;
+- everywhere else (CPU, the twin's fp32 lane, eager replays by the divergence locator):
+  scaled dot-product attention with the same mask as a boolean tensor.
 Both keep the softmax in fp32 whatever the dtype of q, k and v.
 """
 
@@ -19,6 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+BLOCK_SIZE = (128, 64)
+"""Queries by key-values. 64 slots of memory then end on a block's edge, and a causal
+diagonal costs half a block instead of a whole one."""
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -45,9 +49,14 @@ def dense_mask(visible: MaskMod, num_heads: int, q_len: int, kv_len: int) -> Ten
 
 def block_mask(visible: MaskMod, num_heads: int, q_len: int, kv_len: int) -> BlockMask:
     """The rule as FlexAttention's block mask, shared by every batch row."""
-    device = torch.get_default_device()
     return create_block_mask(
-        visible, B=None, H=num_heads, Q_LEN=q_len, KV_LEN=kv_len, device=device
+        visible,
+        B=None,
+        H=num_heads,
+        Q_LEN=q_len,
+        KV_LEN=kv_len,
+        device=torch.get_default_device(),
+        BLOCK_SIZE=BLOCK_SIZE,
     )
 
 

@@ -10,12 +10,14 @@ Softmax, logarithm and the sum over tokens run in fp32; the head's gradient is s
 over chunks in fp32.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-CHUNK_TOKENS = 8192
-"""Measured on an H200 (bench/results): smaller chunks starve the matrix product."""
+CHUNK_TOKENS = 16_384
+"""1 GiB of bf16 logits over 32,960 words; a quarter of it was 1 % slower on an H200."""
 
 
 def linear_cross_entropy(
@@ -35,8 +37,8 @@ def linear_cross_entropy(
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: torch.autograd.function.FunctionCtx,
+    def forward(
+        ctx: Any,
         hidden: Tensor,
         head: Tensor,
         targets: Tensor,
@@ -68,8 +70,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return total / num_tokens
 
     @staticmethod
-    def backward(  # type: ignore[override]
-        ctx: torch.autograd.function.FunctionCtx, loss_grad: Tensor
-    ) -> tuple[Tensor, Tensor, None, None]:
-        hidden_grad, head_grad = ctx.saved_tensors  # type: ignore[attr-defined]
+    def backward(ctx: Any, loss_grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        hidden_grad, head_grad = ctx.saved_tensors
         return hidden_grad * loss_grad.to(hidden_grad.dtype), head_grad * loss_grad, None, None

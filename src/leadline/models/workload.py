@@ -21,10 +21,13 @@ KINDS = ("dual-mind", "transformers", "python")
 class Workload(Protocol):
     """A model under probe. `examples/own_model.py` is a complete one in thirty lines."""
 
-    name: str
-    """Shown in reports."""
-    vocab_size: int
-    """Ids in a batch are below this; the data's vocabulary is checked against it."""
+    @property
+    def name(self) -> str:
+        """Shown in reports."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids in a batch are below this; the data's vocabulary is checked against it."""
 
     def build(self) -> nn.Module:
         """Return a freshly initialised fp32 model on torch's default device.

@@ -55,6 +55,31 @@ class PackResult:
     """No findings, or there would be no pack; what was allowed and what was not read."""
     already_there: bool
 
+    @property
+    def train_tokens(self) -> int:
+        """Training tokens of all shard folders together."""
+        return sum(facts.train_tokens for facts in self.tokens)
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """Everything as JSON holds it."""
+        return {
+            "tarball": str(self.tarball),
+            "manifest": str(self.manifest_path),
+            "tarball_bytes": self.tarball_bytes,
+            "tarball_sha256": self.tarball_sha256,
+            "manifest_sha256": self.manifest_sha256,
+            "files": self.files,
+            "bytes": self.bytes,
+            "tokens": [facts.document for facts in self.tokens],
+            "train_tokens": self.train_tokens,
+            "eval_tokens": sum(facts.eval_tokens for facts in self.tokens),
+            "secrets_allowed": [str(finding) for finding in self.scan.allowed],
+            "unused_allowances": list(self.scan.unused_allowances),
+            "scanned_in_part": list(self.scan.cut_short),
+            "already_there": self.already_there,
+        }
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Job:

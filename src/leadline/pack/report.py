@@ -1,7 +1,8 @@
 """What verifying a pack or a tree found."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from leadline.pack.control import ControlResult
 from leadline.pack.tokens import TokenFacts
@@ -33,6 +34,26 @@ class PackReport:
     def ok(self) -> bool:
         """True when nothing is wrong and the checker was seen to fail."""
         return not self.problems and self.negative_control is not None
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """Everything as JSON holds it."""
+        return {
+            "ok": self.ok,
+            "source": str(self.source),
+            "problems": list(self.problems),
+            "tarball_sha256": self.tarball_sha256,
+            "manifest_sha256": self.manifest_sha256,
+            "files": self.files,
+            "bytes": self.bytes,
+            "train_tokens": self.train_tokens,
+            "eval_tokens": self.eval_tokens,
+            "tokens": [facts.document for facts in self.tokens],
+            "negative_control": asdict(self.negative_control) if self.negative_control else None,
+            "free_bytes": self.free_bytes,
+            "needed_bytes": self.needed_bytes,
+            "unpacked_to": str(self.unpacked_to) if self.unpacked_to else None,
+        }
 
     @property
     def train_tokens(self) -> int:

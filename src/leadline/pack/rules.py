@@ -41,7 +41,8 @@ _MARKED = (
         kind="private-key",
         prefix=b"-----BEGIN ",
         rest=r"(?:[A-Z0-9]+ ){0,3}PRIVATE KEY(?: BLOCK)?-----"
-        r"(?:[\s\"'+,]|\\[rn])*(?:[A-Za-z-]+: [^\r\n\\]*(?:\s|\\[rn])+)*[A-Za-z0-9+/=]{32}",
+        r"(?:[\s\"'+,]|\\[rn])*(?:[A-Za-z-]+: [^\r\n\\]*(?:[\r\n]+|(?:\\[rn])+))*"
+        r"[A-Za-z0-9+/=]{32}",
     ),
     _Marked(kind="private-key", prefix=b"PuTTY-User-Key-File-", rest=r"\d: "),
     _Marked(kind="private-key", prefix=b"AGE-SECRET-KEY-1", rest=r"[A-Z0-9]{50}"),

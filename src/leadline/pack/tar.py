@@ -10,7 +10,7 @@ that claim megabytes are refused before they fill the memory.
 """
 
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -187,15 +187,16 @@ def _padded(size_bytes: int) -> int:
 
 
 def _refuse_unsafe(info: tarfile.TarInfo) -> None:
-    kinds: tuple[tuple[Callable[[], bool], str], ...] = (
-        (info.issym, f"is a symbolic link to {info.linkname!r}"),
-        (info.islnk, f"is a hard link to {info.linkname!r}"),
-        (info.isdev, "is a device or fifo"),
-        (info.issparse, "is a sparse file"),
-        (info.isdir, "is a folder entry, which packs do not hold"),
-        (lambda: not info.isreg(), "is no regular file"),
+    plain = info.type in (tarfile.REGTYPE, tarfile.AREGTYPE)
+    kinds = (
+        (info.issym(), f"is a symbolic link to {info.linkname!r}"),
+        (info.islnk(), f"is a hard link to {info.linkname!r}"),
+        (info.isdev(), "is a device or fifo"),
+        (info.issparse(), "is a sparse file"),
+        (info.isdir(), "is a folder entry, which packs do not hold"),
+        (not plain, f"has the type {info.type!r}, which is no regular file"),
     )
-    problem = path_problem(info.name) or next((why for is_kind, why in kinds if is_kind()), None)
+    problem = path_problem(info.name) or next((why for is_so, why in kinds if is_so), None)
     if problem is None and info.size < 0:
         problem = f"claims a size of {info.size} bytes"
     if problem:

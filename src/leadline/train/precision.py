@@ -10,8 +10,6 @@ from enum import StrEnum
 
 import torch
 
-MATMUL_ERROR_LIMIT = 1e-5
-"""A 1024-wide fp32 product is within 1e-6 of float64; TF32's ten bits give about 3e-4."""
 _PROOF_SIZE = 1024
 
 
@@ -31,9 +29,7 @@ def precision_context(precision: Precision, device_type: str) -> Iterator[None]:
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
     try:
-        with torch.autocast(
-            device_type, dtype=torch.bfloat16, enabled=precision is Precision.BF16
-        ):
+        with torch.autocast(device_type, dtype=torch.bfloat16, enabled=precision is Precision.BF16):
             yield
     finally:
         torch.set_float32_matmul_precision(before)

@@ -90,7 +90,8 @@ def build_optimizer(model: nn.Module, settings: StepSettings) -> torch.optim.Ada
     embeddings = {
         id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)
     }
-    matrices, others = [], []
+    matrices: list[Tensor] = []
+    others: list[Tensor] = []
     for weight in model.parameters():
         if weight.requires_grad:
             decays = weight.ndim >= 2 and id(weight) not in embeddings

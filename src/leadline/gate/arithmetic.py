@@ -1,0 +1,116 @@
+"""From measurements to the two sums the lock rests on: checkpoints and tokens."""
+
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+from leadline.core.budget import (
+    OVERHEAD_LIMIT_NS,
+    BudgetInputs,
+    checkpoint_estimate_bytes,
+    compute_budget,
+    disk_needed_bytes,
+    overhead_per_ten_minutes,
+)
+from leadline.core.gate import PROBE_PREFIX
+from leadline.core.units import format_bytes
+from leadline.gate.context import Finding, GateContext
+
+_NS_PER_S = 1_000_000_000
+_LIMIT_SECONDS = OVERHEAD_LIMIT_NS // _NS_PER_S
+
+
+def checkpoint_finding(ctx: GateContext) -> Finding:
+    """Hold the measured checkpoint against the free disk and the 0.85 against its cost."""
+    table = ctx.config.checkpoint
+    point = ctx.evidence(PROBE_PREFIX + ctx.evidence("choice").data["best_cfg"]).data
+    measured = point["checkpoint"]
+    estimated = checkpoint_estimate_bytes(point["parameter_bytes"])
+    needed = disk_needed_bytes(max(estimated, measured["bytes"]))
+    folder = ctx.checkpoint_dir
+    folder.mkdir(parents=True, exist_ok=True)
+    free = free_bytes(folder)
+    step_ns = point["wall_ns"] // point["steps"]
+    overhead_ns = overhead_per_ten_minutes(
+        step_ns=step_ns,
+        checkpoint_ns=round(measured["seconds"] * _NS_PER_S),
+        eval_ns=round(point["eval"]["seconds"] * table.eval_batches * _NS_PER_S),
+        every_steps=table.every_steps,
+        every_seconds=table.every_seconds,
+    )
+    overhead = overhead_ns / _NS_PER_S
+    problems = []
+    if free < needed:
+        problems.append(
+            f"{format_bytes(free)} are free in {folder}, {format_bytes(needed)} are needed for six "
+            "checkpoints; free space or set [checkpoint] dir"
+        )
+    if overhead_ns >= OVERHEAD_LIMIT_NS:
+        problems.append(
+            f"checkpoints and evals take {overhead:.1f} s of every 10 min, the limit behind the "
+            f"utilisation factor is {_LIMIT_SECONDS} s; raise every_steps or use a faster disk"
+        )
+    return Finding(
+        green=not problems,
+        reason="; ".join(problems),
+        data={
+            "cadence_steps": table.every_steps,
+            "cadence_seconds": table.every_seconds,
+            "parameter_bytes": point["parameter_bytes"],
+            "estimated_bytes": estimated,
+            "measured_bytes": measured["bytes"],
+            "measured_seconds": measured["seconds"],
+            "free_bytes": free,
+            "needed_bytes": needed,
+            "step_seconds": step_ns / _NS_PER_S,
+            "eval_seconds": point["eval"]["seconds"] * table.eval_batches,
+            "overhead_seconds_per_10min": overhead,
+            "limit_seconds": _LIMIT_SECONDS,
+        },
+    )
+
+
+def budget_finding(ctx: GateContext) -> Finding:
+    """Compute the token budget from the chosen point's measured rate."""
+    choice = ctx.evidence("choice").data
+    table = ctx.config.budget
+    # Only whole windows are trained on, and a window needs the token after its last.
+    seq_len = choice["seq_len"]
+    windows = (ctx.evidence("pack").data["train_tokens"] - 1) // seq_len
+    data_tokens = windows * seq_len * ctx.config.data.epochs
+    budget = compute_budget(
+        BudgetInputs(
+            tok_s=choice["tok_s"],
+            window_hours=table.window_hours,
+            reserve_hours=table.reserve_hours,
+            utilisation=table.utilisation,
+            micro_batch=choice["micro_batch"],
+            seq_len=choice["seq_len"],
+            data_tokens=data_tokens,
+        )
+    )
+    return Finding(
+        green=True,
+        reason="",
+        data={
+            "arithmetic": [asdict(line) for line in budget.steps],
+            "tok_s": choice["tok_s"],
+            "window_hours": str(table.window_hours),
+            "reserve_hours": str(table.reserve_hours),
+            "utilisation": str(table.utilisation),
+            "productive_seconds": budget.productive_seconds,
+            "budget_tokens": budget.budget_tokens,
+            "data_tokens": data_tokens,
+            "locked_budget_tokens": budget.locked_budget_tokens,
+            "limited_by": budget.limited_by,
+            "micro_batch": choice["micro_batch"],
+            "seq_len": choice["seq_len"],
+            "total_steps": budget.total_steps,
+            "tokens_in_steps": budget.tokens_in_steps,
+        },
+    )
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes that may still be written to the disk of *folder*."""
+    return shutil.disk_usage(folder).free

@@ -1,0 +1,9 @@
+"""The configuration that ships inside the package, for `demo` and `probe` without a file."""
+
+from importlib.resources import files
+from pathlib import Path
+
+
+def demo_config_path() -> Path:
+    """Path of the embedded demo configuration."""
+    return Path(str(files("leadline.gate") / "demo.toml"))

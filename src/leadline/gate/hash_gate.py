@@ -1,0 +1,147 @@
+"""The hash gate: no probe reads a byte that was not verified first.
+
+- `text` is packed into shards, the shards into a tarball (secrets scan included), the
+  tarball verified and unpacked into the run directory: the road a rented machine's data
+  takes, walked here too.
+- `pack` is verified and unpacked; `shards` are verified where they lie.
+- Every start of a gate hashes the shards again and plants the negative control again,
+  because a resumed gate has to know what it reads.
+"""
+
+import shutil
+from pathlib import Path
+
+from leadline.core.atomic import explained_os_errors
+from leadline.core.canonical import sha256_json
+from leadline.core.errors import IntegrityError, UsageError
+from leadline.data import pack_text
+from leadline.data.scan import PackProgress
+from leadline.gate.context import Finding, GateContext
+from leadline.pack.build import build_pack
+from leadline.pack.progress import OnProgress
+from leadline.pack.report import PackReport
+from leadline.pack.tree import verify_folder
+from leadline.pack.verify import verify_pack
+from leadline.probe.progress import Progress
+
+DATA_FOLDER = "data"
+_BUILD_FOLDER = "build"
+_PACK_FOLDER = "pack"
+
+
+def hash_gate_inputs(ctx: GateContext) -> str:
+    """Hash of what decides which bytes the shards are."""
+    return sha256_json(ctx.section("data", "seed"))
+
+
+def run_hash_gate(ctx: GateContext) -> Finding:
+    """Bring the shards where they belong, verify them, and see the checker fail once."""
+    table = ctx.config.data
+    tarball_sha256 = None
+    if table.shards is not None:
+        root = (ctx.base_dir / table.shards).resolve()
+    else:
+        tarball_sha256 = _bring_in(ctx)
+        root = ctx.run_dir / DATA_FOLDER
+    report = verify_folder(_shards_folder(root), on_progress=_told_to(ctx))
+    return _finding(ctx, report, tarball_sha256)
+
+
+def _bring_in(ctx: GateContext) -> str:
+    """Unpack the data into the run directory unless it lies there from an equal request."""
+    target = ctx.run_dir / DATA_FOLDER
+    there = ctx.store.reusable("pack", hash_gate_inputs(ctx))
+    if there is not None and target.is_dir():
+        return str(there.data["tarball_sha256"])
+    for leftover in (target, ctx.run_dir / _BUILD_FOLDER, ctx.run_dir / _PACK_FOLDER):
+        if leftover.exists():  # of an attempt that was cut off or asked for other data
+            shutil.rmtree(leftover)
+    table = ctx.config.data
+    if table.text is not None:
+        tarball = _pack_text(ctx, table.text)
+    else:
+        assert table.pack is not None, "the configuration holds one of text, shards and pack"
+        tarball = ctx.base_dir / table.pack
+    report = verify_pack(tarball, unpack_to=target, on_progress=_told_to(ctx))
+    if not report.ok:
+        raise IntegrityError(f"the pack {tarball} is not whole: {'; '.join(report.problems)}")
+    return str(report.tarball_sha256)
+
+
+def _pack_text(ctx: GateContext, text: str) -> Path:
+    table = ctx.config.data
+    source: str | Path = text if text == "stdlib" else ctx.base_dir / text
+    shards = ctx.run_dir / _BUILD_FOLDER / "shards"
+    tokenizer = table.tokenizer
+    if tokenizer not in ("bpe", "bytes"):
+        tokenizer = str(ctx.base_dir / tokenizer)
+
+    def show(progress: PackProgress) -> None:
+        ctx.on_progress(
+            Progress(phase=progress.stage, done=progress.done_bytes, total=progress.total_bytes)
+        )
+
+    with explained_os_errors(shards):
+        shards.parent.mkdir(parents=True, exist_ok=True)
+    pack_text(
+        source,
+        shards,
+        tokenizer=tokenizer,
+        vocab_size=table.vocab_size,
+        seed=ctx.config.seed,
+        eval_fraction=str(table.eval_fraction),
+        max_bytes=table.max_bytes,
+        on_progress=show,
+    )
+    result = build_pack(shards, ctx.run_dir / _PACK_FOLDER, DATA_FOLDER, on_progress=_told_to(ctx))
+    shutil.rmtree(shards.parent)
+    return result.tarball
+
+
+def _shards_folder(root: Path) -> Path:
+    """The folder of token shards at *root* or, in a pack of code and data, the one below it."""
+    if (root / "manifest.json").is_file() or not root.is_dir():
+        return root
+    found = sorted(path.parent for path in root.glob("*/manifest.json"))
+    if len(found) != 1:
+        raise UsageError(
+            f"{root} holds {len(found)} folders of token shards, 1 wanted; "
+            "pack the folder made by `leadline data pack`"
+        )
+    return found[0]
+
+
+def _finding(ctx: GateContext, report: PackReport, tarball_sha256: str | None) -> Finding:
+    document = report.document
+    root = report.source
+    inside = root.is_relative_to(ctx.run_dir)
+    facts = report.tokens[0] if report.tokens else None
+    problems = list(report.problems)
+    if facts is None and not problems:
+        problems.append(f"{root} holds no token shards; make them with `leadline data pack`")
+    control = document["negative_control"]
+    if control is None and not problems:
+        problems.append("the negative control was not run")
+    return Finding(
+        green=not problems,
+        reason="; ".join(problems),
+        data={
+            "tarball_sha256": tarball_sha256,
+            "manifest_sha256": report.manifest_sha256,
+            "shards_dir": str(root.relative_to(ctx.run_dir) if inside else root),
+            "files": report.files,
+            "bytes": report.bytes,
+            "train_tokens": report.train_tokens,
+            "eval_tokens": report.eval_tokens,
+            "vocab_size": None if facts is None else facts.vocab_size,
+            "dtype": None if facts is None else facts.dtype,
+            "negative_control": control,
+            "secrets_found": 0,
+            "free_bytes": report.free_bytes,
+            "needed_bytes": report.needed_bytes,
+        },
+    )
+
+
+def _told_to(ctx: GateContext) -> OnProgress:
+    return lambda stage, done, total: ctx.on_progress(Progress(phase=stage, done=done, total=total))

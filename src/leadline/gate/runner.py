@@ -1,0 +1,193 @@
+"""Running a gate: one phase after another, resumable after a kill at any moment.
+
+- One gate at a time in a run directory (a file lock held for the whole run).
+- Evidence is written before its ledger line; a phase whose line is missing runs again.
+- A finished lock ends the matter: the same configuration says "already locked", another
+  is refused.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from leadline._version import __version__
+from leadline.core import atomic, canonical
+from leadline.core.errors import (
+    DataError,
+    EnvironmentUnfitError,
+    IntegrityError,
+    LockError,
+    ProbeError,
+    UnsafePackError,
+)
+from leadline.core.evidence import Evidence, EvidenceStore
+from leadline.core.gate import STARTED_KIND, GateStatus, judge
+from leadline.core.lockfile import LOCK_FILE
+from leadline.core.source import source_sha256
+from leadline.gate.config import GateConfig, load_config
+from leadline.gate.context import Finding, GateContext
+from leadline.gate.lock import finish_lock, lock_problems
+from leadline.gate.phases import Phase, phases_of
+from leadline.probe.progress import Progress
+from leadline.report.build import build_report
+
+CONFIG_FILE = "gate.toml"
+# What a phase may find wrong with the world; a wrong request (UsageError) or a full disk
+# ends the command instead and leaves no evidence.
+_FINDINGS = (DataError, EnvironmentUnfitError, IntegrityError, ProbeError, UnsafePackError)
+
+
+class GateEvents:
+    """What a caller may want to show; every method does nothing unless overridden."""
+
+    def phase_started(self, title: str) -> None:
+        """A phase begins."""
+
+    def progress(self, progress: Progress) -> None:
+        """A probe process has got on."""
+
+    def phase_ended(self, phase: str, title: str, evidence: Evidence, reused: bool) -> None:
+        """A phase has recorded its evidence, or found it there already."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GateOutcome:
+    """How a gate ended."""
+
+    status: GateStatus
+    lock_path: Path | None
+    """None while the gate is red."""
+    report_path: Path
+    already_locked: bool
+
+
+def run_gate(config_path: Path, run_dir: Path, events: GateEvents) -> GateOutcome:
+    """Run or resume the gate of *config_path* in *run_dir*.
+
+    Raises:
+        UsageError: the configuration is wrong.
+        LockError: the run holds a lock for something else, or another gate is at work here.
+        IntegrityError: the ledger of an earlier attempt does not verify.
+    """
+    config, content = load_config(config_path)
+    points = tuple(point.name for point in config.sweep.points)
+    with atomic.explained_os_errors(run_dir):
+        run_dir.mkdir(parents=True, exist_ok=True)
+        (run_dir / "work").mkdir(exist_ok=True)
+    with _alone_in(run_dir):
+        store = EvidenceStore(run_dir)
+        if (run_dir / LOCK_FILE).exists() and _lock_stands(run_dir, store, content):
+            status = judge(points, store.read())
+            return GateOutcome(
+                status=status,
+                lock_path=run_dir / LOCK_FILE,
+                report_path=build_report(run_dir),
+                already_locked=True,
+            )
+        atomic.write_bytes(run_dir / CONFIG_FILE, content)
+        ctx = GateContext(
+            config=config,
+            base_dir=config_path.resolve().parent,
+            run_dir=run_dir.resolve(),
+            store=store,
+            code_sha256=source_sha256(),
+            on_progress=events.progress,
+        )
+        store.ledger.append(
+            STARTED_KIND,
+            {
+                "config_sha256": canonical.sha256_bytes(content),
+                "points": list(points),
+                "leadline": __version__,
+                "code_sha256": ctx.code_sha256,
+            },
+        )
+        _run_phases(ctx, config, events)
+        status = judge(points, store.read())
+        lock_path = finish_lock(ctx) if status.green else None
+        return GateOutcome(
+            status=status,
+            lock_path=lock_path,
+            report_path=build_report(run_dir),
+            already_locked=False,
+        )
+
+
+def _run_phases(ctx: GateContext, config: GateConfig, events: GateEvents) -> None:
+    for phase in phases_of(config.sweep.points):
+        events.phase_started(phase.title)
+        evidence, reused = _run_phase(ctx, phase)
+        events.phase_ended(phase.name, phase.title, evidence, reused)
+        if not evidence.green and not phase.goes_on:
+            return
+
+
+def _run_phase(ctx: GateContext, phase: Phase) -> tuple[Evidence, bool]:
+    inputs = phase.inputs(ctx)
+    there = ctx.store.reusable(phase.name, inputs)
+    if there is not None and not phase.same:
+        return there, True
+    finding = _found(ctx, phase.run)
+    if there is not None and finding.green and _agree(there, finding, phase.same):
+        return there, True
+    recorded = ctx.store.record(
+        phase.name,
+        green=finding.green,
+        reason=finding.reason,
+        inputs=inputs,
+        data=finding.data,
+    )
+    return recorded, False
+
+
+def _found(ctx: GateContext, run: Callable[[GateContext], Finding]) -> Finding:
+    try:
+        return run(ctx)
+    except _FINDINGS as error:
+        return Finding(green=False, reason=str(error), data={})
+
+
+def _agree(there: Evidence, finding: Finding, keys: tuple[str, ...]) -> bool:
+    return all(there.data.get(key) == finding.data[key] for key in keys)
+
+
+def _lock_stands(run_dir: Path, store: EvidenceStore, content: bytes) -> bool:
+    """True when the lock is whole and of this configuration; False when its writing was cut.
+
+    Raises:
+        LockError: the lock is of another configuration, or does not verify.
+    """
+    from leadline.core.lockfile import WRITTEN_KIND, read_lock
+
+    lock = read_lock(run_dir)
+    if lock.payload.get("config_sha256") != canonical.sha256_bytes(content):
+        raise LockError(
+            f"{run_dir} is locked for another configuration; a lock is never overwritten, "
+            "choose another --out"
+        )
+    entries = store.ledger.entries()
+    if not any(entry.kind == WRITTEN_KIND for entry in entries):
+        # Killed between the lock and its ledger line; finish_lock completes it.
+        return False
+    problems = lock_problems(run_dir)
+    if problems:
+        raise LockError(f"{run_dir / LOCK_FILE} does not verify: {'; '.join(problems)}")
+    return True
+
+
+@contextmanager
+def _alone_in(run_dir: Path) -> Iterator[None]:
+    guard = FileLock(run_dir / ".gate.guard")
+    try:
+        guard.acquire(timeout=0)
+    except Timeout as error:
+        raise LockError(
+            f"another gate is at work in {run_dir}; wait for it or choose another --out"
+        ) from error
+    try:
+        yield
+    finally:
+        guard.release()

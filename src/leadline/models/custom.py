@@ -1,0 +1,104 @@
+"""A user's own model: `kind = "python"`, `object = "file.py:name"`.
+
+The object is a workload, or a callable that returns one (its keyword arguments come
+from `[workload.args]`). It runs with the user's rights in the probe process; the
+file's hash goes into the lock, so a changed model is a different run.
+"""
+
+import importlib.util
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from leadline.core.canonical import sha256_file
+from leadline.core.errors import UsageError
+from leadline.models.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OwnWorkload:
+    """A user's workload whose identity includes the file it came from."""
+
+    inner: Workload
+    file: Path
+    file_sha256: str
+
+    @property
+    def name(self) -> str:
+        """The user's name for it."""
+        return self.inner.name
+
+    @property
+    def vocab_size(self) -> int:
+        """The user's vocabulary."""
+        return self.inner.vocab_size
+
+    def build(self) -> nn.Module:
+        """Build the user's model."""
+        return self.inner.build()
+
+    def loss(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+        """The user's loss."""
+        return self.inner.loss(model, inputs, targets)
+
+    def compile(self, model: nn.Module) -> None:
+        """Compile as the user likes it."""
+        self.inner.compile(model)
+
+    def identity(self) -> Mapping[str, Any]:
+        """The user's identity, with the source file's hash."""
+        return {
+            "kind": "python",
+            "file": self.file.name,
+            "file_sha256": self.file_sha256,
+            "own": dict(self.inner.identity()),
+        }
+
+
+def load_workload(
+    base_dir: Path,
+    object: str,
+    args: Mapping[str, Any] | None = None,  # noqa: A002
+) -> Workload:
+    """Import `file.py:name` and make a workload of it.
+
+    Raises:
+        UsageError: the file or name is missing, importing it fails, or it is no workload.
+    """
+    file_name, colon, name = object.partition(":")
+    file = (base_dir / file_name).resolve()
+    if not colon or not file.is_file():
+        raise UsageError(
+            f"[workload] object is {object!r}; wanted 'file.py:name' with a file that exists, "
+            f"looked for {file}"
+        )
+    found = getattr(_import_file(file), name, None)
+    if found is None:
+        raise UsageError(f"{file} defines no {name!r}; name a workload or a function returning one")
+    made = found if isinstance(found, Workload) and not isinstance(found, type) else None
+    if made is None and callable(found):
+        made = found(**(args or {}))
+    if not isinstance(made, Workload):
+        raise UsageError(
+            f"{object} is a {type(made).__name__}, not a workload; it needs name, vocab_size, "
+            "build, loss, compile and identity"
+        )
+    return OwnWorkload(inner=made, file=file, file_sha256=sha256_file(file))
+
+
+def _import_file(file: Path) -> Any:
+    name = f"leadline_workload_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{file} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickling look their module up here
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise UsageError(f"importing {file} failed: {type(error).__name__}: {error}") from error
+    return module

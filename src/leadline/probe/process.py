@@ -1,0 +1,88 @@
+"""Running one probe in a process of its own, and telling how it ended."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from leadline.core import errors
+from leadline.core.errors import LeadlineError, ProbeError
+from leadline.probe.progress import Progress, parse_progress
+from leadline.probe.request import Request, kind_of, write_request
+
+OnProgress = Callable[[Progress], None]
+_LOG_TAIL_LINES = 3
+
+
+def run_probe(
+    request: Request, work_dir: Path, name: str, on_progress: OnProgress
+) -> dict[str, Any]:
+    """Serve *request* in a fresh process and return its data.
+
+    Request, result and log stay in *work_dir* under *name*.
+
+    Raises:
+        ProbeError: the process crashed or was killed; the message holds the log's end.
+        LeadlineError: the probe refused for a reason of its own.
+    """
+    request_path = work_dir / f"{name}.request.json"
+    result_path = work_dir / f"{name}.result.json"
+    log_path = work_dir / f"{name}.log"
+    write_request(request_path, request)
+    result_path.unlink(missing_ok=True)
+    command = [
+        sys.executable,
+        "-m",
+        "leadline.probe.worker",
+        str(request_path),
+        str(result_path),
+    ]
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            # OpenMP's spinning threads, when anything else wants a core, made a small CPU step
+            # 20 times slower; waiting costs nothing measurable. The caller's choice stands.
+            env={"OMP_WAIT_POLICY": "passive", **os.environ},
+        )
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                progress = parse_progress(line)
+                if progress is not None:
+                    on_progress(progress)
+            code = process.wait()
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+    if code != 0 or not result_path.exists():
+        raise ProbeError(_ending(kind_of(request), name, code, log_path))
+    result = json.loads(result_path.read_bytes())
+    if not result["ok"]:
+        raise _rebuilt(result["kind"], result["message"])
+    data: dict[str, Any] = result["data"]
+    return data
+
+
+def _ending(kind: str, name: str, code: int, log_path: Path) -> str:
+    if code < 0:
+        cause = signal.Signals(-code).name
+        hint = " (the host ran out of memory, or someone ended it)" if code == -9 else ""
+        return f"the {kind} process {name} was killed by {cause}{hint}; see {log_path}"
+    lines = [line for line in log_path.read_text("utf-8", "replace").splitlines() if line.strip()]
+    tail = " / ".join(lines[-_LOG_TAIL_LINES:]) or "it said nothing"
+    return f"the {kind} process {name} ended with code {code}: {tail}; see {log_path}"
+
+
+def _rebuilt(kind: str, message: str) -> LeadlineError:
+    cls = getattr(errors, kind, LeadlineError)
+    error: LeadlineError = cls(message)
+    return error
