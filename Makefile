@@ -67,7 +67,7 @@ $(STAMPS)/home: $(REBUILD)
 	@mkdir -p $(STAMPS) && printf '%s\n' "$(CURDIR)" > $@
 
 $(STAMPS)/packages: $(STAMPS)/home requirements.lock
-	@echo "leadline: installing the pinned packages"
+	@echo "leadline: installing the pinned packages (a minute or two)"
 	@$(BIN)/python -m pip install --quiet --require-hashes --no-deps -r requirements.lock
 	@touch $@
 

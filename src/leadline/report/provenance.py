@@ -98,7 +98,8 @@ def pack_figures(data: Facts) -> tuple[Figure, ...]:
     """Read the evidence `pack`."""
     control = data.at("negative_control")
     found = _either(control.flag("found"), "found", "NOT found")
-    place = f"byte {control.text('offset')} of {control.text('file')}"
+    offset = control.text("offset")
+    place = f"byte {offset} flipped in a copy" if offset else ""
     return (
         ("Files", numerals.count(data.number("files")), numerals.size(data.number("bytes"))),
         ("Train tokens", numerals.count(data.number("train_tokens")), "counted from the shards"),
@@ -107,7 +108,7 @@ def pack_figures(data: Facts) -> tuple[Figure, ...]:
         (
             "Planted byte flip",
             found,
-            _joined(place if control.text("file") else "", control.text("said")),
+            "; ".join(word for word in (place, control.text("said")) if word),
         ),
         ("Secrets found", numerals.count(data.number("secrets_found")), ""),
         (

@@ -183,8 +183,8 @@ def _timed(data: Facts) -> str:
 
 
 def _tokens(data: Facts) -> str:
-    epochs = data.number("epochs")
-    again = f", {numerals.count(epochs + 1)} passes over the data" if epochs else ""
+    pass_number = data.number("epochs") or 1
+    again = f", into pass {numerals.count(pass_number)} over the data" if pass_number > 1 else ""
     return numerals.count(data.number("tokens")) + again
 
 
