@@ -1,17 +1,15 @@
 """`leadline pack`: build a tarball with its manifest, and verify one."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from leadline.cli.output import JsonOption, print_json, talk
+from leadline.cli.progress import byte_bar
 
 if TYPE_CHECKING:
     from leadline.pack.build import PackResult
-    from leadline.pack.progress import OnProgress
     from leadline.pack.report import PackReport
 
 app = typer.Typer(
@@ -34,7 +32,7 @@ def build(
     """Make NAME.tar and NAME.manifest.json; the same files always give the same bytes."""
     from leadline.pack.build import build_pack
 
-    with _bar() as on_progress:
+    with byte_bar() as on_progress:
         result = build_pack(source, out, name, overwrite=overwrite, on_progress=on_progress)
     _warn(result)
     if json_output:
@@ -62,7 +60,7 @@ def verify(
 
     if path.is_dir() and unpack is not None:
         raise UsageError(f"{path} is a folder; --unpack goes with a tarball")
-    with _bar() as on_progress:
+    with byte_bar() as on_progress:
         if path.is_dir():
             report = verify_folder(path, on_progress=on_progress)
         else:
@@ -97,20 +95,3 @@ def _warn(result: "PackResult") -> None:
         talk.print(f"note   .leadlineallow: {rule!r} lets nothing through", markup=False)
     for path in result.scan.cut_short:
         talk.print(f"note   only the first 64 MiB of {path} were scanned", markup=False)
-
-
-@contextmanager
-def _bar() -> "Iterator[OnProgress]":
-    """A bar on stderr with one line a stage."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description:16}"), BarColumn(), DownloadColumn(binary_units=True))
-    with Progress(*columns, TimeElapsedColumn(), console=talk, transient=True) as bar:
-        tasks: dict[str, int] = {}
-
-        def show(stage: str, done_bytes: int, total_bytes: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = bar.add_task(stage, total=total_bytes)
-            bar.update(bar.task_ids[tasks[stage]], completed=done_bytes)
-
-        yield show

@@ -9,6 +9,7 @@ links, devices, fifos, sparse files and paths that escape are refused by name, a
 that claim megabytes are refused before they fill the memory.
 """
 
+import os
 import tarfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -76,10 +77,11 @@ def write_tar(
 
 
 class TarReader:
-    """One pass over a tar that hashes every byte, those between and after members too."""
+    """One pass over a tar file that hashes every byte, those between and after members too."""
 
     def __init__(self, raw: BinaryIO, on_bytes: OnBytes | None = None) -> None:
         self._source = _Metered(raw, on_bytes)
+        self._total_bytes = os.fstat(raw.fileno()).st_size
 
     def members(self) -> Iterator[Member]:
         """The files in order.
@@ -95,6 +97,11 @@ class TarReader:
                 if info is None:
                     return
                 _refuse_unsafe(info)
+                if info.offset_data + info.size > self._total_bytes:
+                    # Told here, because tarfile would skip to where it ends block by block.
+                    raise IntegrityError(
+                        f"{info.name} claims {info.size} bytes and the tar breaks off before them"
+                    )
                 self._source.allow(info.offset_data + _padded(info.size) + _HEADER_LIMIT_BYTES)
                 content = tar.extractfile(info)
                 if content is None:
