@@ -210,12 +210,18 @@ def _append_bytes(path: Path, data: bytes, existing: bytes | None) -> None:
                 fsync_folder(path.parent)
         except BaseException as error:
             try:
-                stream.truncate(len(existing or b""))
-                if existing is None:
-                    path.unlink()
+                _take_back(path, existing)
             except OSError as second:
                 error.add_note(f"the partial line could not be taken away again: {second}")
             raise
+
+
+def _take_back(path: Path, existing: bytes | None) -> None:
+    """Undo a partial append."""
+    if existing is None:
+        path.unlink()
+    else:
+        os.truncate(path, len(existing))
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 Text for messages and tables. Nothing is parsed back and nothing hashed holds it.
 """
 
-_STEPS = ("KiB", "MiB", "GiB", "TiB", "PiB")
+_UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 
 def format_bytes(num_bytes: int) -> str:
@@ -11,12 +11,12 @@ def format_bytes(num_bytes: int) -> str:
     if abs(num_bytes) < 1024:
         return f"{num_bytes} B"
     value = float(num_bytes)
-    for unit in _STEPS:
+    for unit in _UNITS:
         value /= 1024
         # 1023.95 would print as 1024.0, which belongs to the next unit.
-        if abs(value) < 1023.95 or unit == _STEPS[-1]:
+        if abs(value) < 1023.95:
             return f"{value:.1f} {unit}"
-    raise AssertionError("unreachable: the last unit always returns")
+    return f"{value / 1024:.1f} PiB"
 
 
 def format_count(count: int) -> str:

@@ -20,10 +20,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-BLOCK_SIZE = (128, 64)
-"""Queries by key-values. 64 slots of memory then end on a block's edge, and a causal
-diagonal costs half a block instead of a whole one."""
-
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -56,7 +52,6 @@ def block_mask(visible: MaskMod, num_heads: int, q_len: int, kv_len: int) -> Blo
         Q_LEN=q_len,
         KV_LEN=kv_len,
         device=torch.get_default_device(),
-        BLOCK_SIZE=BLOCK_SIZE,
     )
 
 

@@ -154,7 +154,7 @@ def run_attention_kernel(device_type: str) -> tuple[str, str]:
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         out.float().square().sum().backward()
         exact = F.scaled_dot_product_attention(q.double(), k.double(), v.double(), is_causal=True)
-        error = float((out.double() - exact).norm() / exact.norm())
+        error = ((out.double() - exact).norm() / exact.norm()).item()
     except RuntimeError as error_raised:
         return name, f"a bf16 attention kernel does not run: {str(error_raised).splitlines()[0]}"
     if not error < 0.02:  # bf16 rounds its inputs' products to 2**-9; 2 % is a broken kernel

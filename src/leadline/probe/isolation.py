@@ -96,23 +96,23 @@ class Buffers:
     """The buffers of a model as they were, and the way back to them."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._kept = [
-            (module, dict(module._buffers), {id(b): b.clone() for b in _held(module)})
+        self._kept = {
+            module: [(name, b, None if b is None else b.clone()) for name, b in held.items()]
             for module in model.modules()
-            if module._buffers
-        ]
-        self._versions = {id(b): b._version for module, _, _ in self._kept for b in _held(module)}
+            if (held := module._buffers)
+        }
 
-    def restore(self) -> None:
-        """Put every buffer that was replaced or written to back in place."""
+    def restore(self, modules: Iterable[nn.Module] | None = None) -> None:
+        """Put the buffers of *modules*, by default of all, back in place and value.
+
+        Always by copying: a batch norm changes its running figures without their version.
+        """
         with torch.no_grad():
-            for module, named, copies in self._kept:
-                module._buffers.clear()
-                module._buffers.update(named)
-                for buffer in _held(module):
-                    if buffer._version != self._versions[id(buffer)]:
-                        buffer.copy_(copies[id(buffer)])
-                        self._versions[id(buffer)] = buffer._version
+            for module in self._kept if modules is None else modules:
+                for name, buffer, copy in self._kept.get(module, ()):
+                    module._buffers[name] = buffer
+                    if buffer is not None and copy is not None:
+                        buffer.copy_(copy)
 
 
 class _DropoutOff(TorchFunctionMode):
@@ -136,10 +136,6 @@ class _DropoutOff(TorchFunctionMode):
             else:
                 kwargs["dropout_p"] = 0.0
         return func(*args, **kwargs)
-
-
-def _held(module: nn.Module) -> list[Tensor]:
-    return [buffer for buffer in module._buffers.values() if buffer is not None]
 
 
 def _eager_stance() -> AbstractContextManager[Any]:

@@ -196,11 +196,13 @@ class OverflowTrace(_Trace):  # type: ignore[no-untyped-call]
         if self.first is not None:
             return
         results = [t for t in tensors_in(output) if t.is_floating_point()]
-        if any(_is_lost(t) for t in results):
-            taken = [t for t in tensors_in((args, kwargs)) if t.is_floating_point()]
-            written = [t for t in taken if any(t is result for result in results)]
-            if not any(_is_lost(t) for t in taken if not any(t is w for w in written)):
-                self.first = f"{_operation(func)} in {dtype_name(results[0].dtype)}"
+        if not any(_is_lost(t) for t in results):
+            return
+        taken = [t for t in tensors_in((args, kwargs)) if t.is_floating_point()]
+        # An argument that is also the result was written to: what it held before is gone.
+        kept = [t for t in taken if not any(t is result for result in results)]
+        if not any(_is_lost(t) for t in kept):
+            self.first = f"{_operation(func)} in {dtype_name(results[0].dtype)}"
 
 
 class MatmulRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]

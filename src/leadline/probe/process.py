@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from leadline.probe.progress import Progress, parse_progress
 from leadline.probe.request import Request, kind_of, write_request
 
 OnProgress = Callable[[Progress], None]
-_LOG_TAIL_LINES = 3
+_EXCEPTION_LINE = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b")
 
 
 def run_probe(
@@ -77,9 +78,14 @@ def _ending(kind: str, name: str, code: int, log_path: Path) -> str:
         cause = signal.Signals(-code).name
         hint = " (the host ran out of memory, or someone ended it)" if code == -9 else ""
         return f"the {kind} process {name} was killed by {cause}{hint}; see {log_path}"
+    return f"the {kind} process {name} ended with code {code}: {_cause(log_path)}; see {log_path}"
+
+
+def _cause(log_path: Path) -> str:
+    """The exception's own line, which a compiler may bury under the user's source, else the end."""
     lines = [line for line in log_path.read_text("utf-8", "replace").splitlines() if line.strip()]
-    tail = " / ".join(lines[-_LOG_TAIL_LINES:]) or "it said nothing"
-    return f"the {kind} process {name} ended with code {code}: {tail}; see {log_path}"
+    raised = [line for line in lines if _EXCEPTION_LINE.match(line)]
+    return (raised or lines or ["it said nothing"])[-1].strip()
 
 
 def _rebuilt(kind: str, message: str) -> LeadlineError:

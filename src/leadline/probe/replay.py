@@ -80,14 +80,13 @@ class Replayer:
             return self._run(call, arguments)
 
     def _run(self, call: Call, arguments: Arguments) -> list[Tensor]:
-        self._buffers.restore()
         set_random_state(self._device_type, call.random)
         if call.module is None:
-            output = self._run_all()
-        else:
-            args, kwargs = arguments
-            output = call.module(*args, **kwargs)
-        return floating(output)
+            self._buffers.restore()
+            return floating(self._run_all())
+        self._buffers.restore(call.module.modules())
+        args, kwargs = arguments
+        return floating(call.module(*args, **kwargs))
 
     def _lane_dtypes(self, call: Call) -> tuple[torch.dtype, ...]:
         # A call the lane did not make (an expert that got no token) keeps its fp32 arguments.

@@ -19,6 +19,7 @@ Steps are numbered from 1. No torch here; docs/numerics.md explains each constan
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 
 from leadline.core.errors import ProbeError
@@ -30,6 +31,8 @@ SETTLE_STEPS = 20
 MATMUL_ERROR_LIMIT = 1e-5
 """fp32 gives about 3e-7 here, TF32 about 3e-4: the limit lies far from both."""
 SPIKE_WINDOW_STEPS = 20
+SPIKE_NOISE_STEPS = 100
+"""Changes the noise is taken from: twenty give a figure that is itself too noisy."""
 SPIKE_FLOOR = 0.5
 """Nats above the recent median that are always allowed."""
 SPIKE_SIGMAS = 6.0
@@ -123,9 +126,11 @@ def mean_loss(losses: Iterable[float]) -> float:
 def spike_steps(losses: Sequence[float]) -> tuple[int, ...]:
     """Steps, from 1, whose loss stands out above the 20 finite losses before it.
 
-    Above their median by more than max(0.5, 6 robust standard deviations), the deviation
-    being 1.4826 x the median absolute deviation. Only rises count. The first 20 steps
-    are never spikes, having no history; NaN and infinity are another rule's.
+    Above their median by more than max(0.5, 6 robust standard deviations). The deviation
+    is taken from the changes between steps (1.4826 x their median absolute deviation /
+    sqrt 2) over up to 100 of them, so that a curve that falls steeply does not pass for a
+    noisy one. Only rises count. The first 20 steps are never spikes, having no history;
+    NaN and infinity are another rule's.
     """
     spikes: list[int] = []
     history: list[float] = []
@@ -133,12 +138,17 @@ def spike_steps(losses: Sequence[float]) -> tuple[int, ...]:
         if not math.isfinite(loss):
             continue
         if len(history) >= SPIKE_WINDOW_STEPS:
-            centre = median(history)
-            sigma = _SIGMA_PER_MAD * median(abs(value - centre) for value in history)
-            if loss - centre > max(SPIKE_FLOOR, SPIKE_SIGMAS * sigma):
+            allowed = max(SPIKE_FLOOR, SPIKE_SIGMAS * _noise_sigma(history))
+            if loss - median(history[-SPIKE_WINDOW_STEPS:]) > allowed:
                 spikes.append(step)
-        history = [*history[-SPIKE_WINDOW_STEPS + 1 :], loss]
+        history = [*history[-SPIKE_NOISE_STEPS:], loss]
     return tuple(spikes)
+
+
+def _noise_sigma(losses: Sequence[float]) -> float:
+    changes = [after - before for before, after in pairwise(losses)]
+    centre = median(changes)
+    return _SIGMA_PER_MAD * median(abs(change - centre) for change in changes) / math.sqrt(2)
 
 
 def _setup_problems(fp32: Lane, bf16: Lane) -> list[str]:
