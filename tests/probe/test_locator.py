@@ -38,9 +38,9 @@ def plant(model: Stack, place: str, fault: nn.Module) -> None:
     setattr(model.get_submodule(parent), name, fault)
 
 
-def language_loss(length: int, rows: int = 1) -> Callable[[nn.Module], Tensor]:
+def language_loss(length: int, device: str = "cpu") -> Callable[[nn.Module], Tensor]:
     generator = torch.Generator().manual_seed(1)
-    tokens = torch.randint(0, VOCAB, (rows, length + 1), generator=generator)
+    tokens = torch.randint(0, VOCAB, (1, length + 1), generator=generator).to(device)
 
     def forward(model: nn.Module) -> Tensor:
         logits = model(tokens[:, :-1])
@@ -90,6 +90,22 @@ def test_locator_planted_fault_is_the_only_one_named(fault: str, layer: int) -> 
     report = locate(model, language_loss(length))
     assert accused(report) == [(f"blocks.{layer}.{place}", RULES[fault])]
     assert report.accused[0].module_class == make.__name__
+
+
+# On CUDA autocast itself takes softmax and sum in fp32, so those two are no faults there.
+GUARDED_ON_CUDA = {"online-softmax", "plain-softmax"}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("fault", FAULTS)
+def test_locator_planted_fault_on_cuda_is_named_unless_autocast_guards_it(fault: str) -> None:
+    place, make, memory_slots, length = FAULTS[fault]
+    model = stack(memory_slots=memory_slots)
+    plant(model, f"blocks.1.{place}", make())
+    report = locate_divergence(model.cuda(), language_loss(length, "cuda"), device_type="cuda")
+    wanted = [] if fault in GUARDED_ON_CUDA else [(f"blocks.1.{place}", RULES[fault])]
+    assert accused(report) == wanted
 
 
 @pytest.mark.parametrize("scale", [0.2, 1.0, 5.0])

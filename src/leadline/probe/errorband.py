@@ -108,7 +108,7 @@ def judge_call(
         return _lost(call, replayer, held, lost, sum(tensor.numel() for tensor in reference))
     if call.drew_random:
         return Unjudged(reason="it draws random numbers, which differ between dtypes")
-    best = _best_case_errors(call, replayer, reference, generator)
+    best = best_case_errors(call, replayer, reference, generator)
     bands = [factor * error + floor for error in best]
     error, band = max(zip(errors, bands, strict=True), key=lambda pair: pair[0] / pair[1])
     if band >= NO_BAND:
@@ -134,7 +134,7 @@ def _lost(
     return Judgement(rule=Rule.NOT_FINITE, error=None, band=None, detail=detail)
 
 
-def _best_case_errors(
+def best_case_errors(
     call: Call, replayer: Replayer, reference: list[Tensor], generator: torch.Generator
 ) -> list[float]:
     """Largest best-case error of each result over several roundings, to nearest first."""
