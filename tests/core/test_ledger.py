@@ -196,6 +196,28 @@ def test_verify_of_a_rehashed_line_of_another_shape_is_red(tmp_path, change):
     assert verify_ledger(tmp_path / "l").first_bad == 1
 
 
+def test_verify_finds_a_sound_line_of_another_ledger(tmp_path):
+    ours, theirs = (Ledger(tmp_path / name, lambda: _TIME) for name in ("ours", "theirs"))
+    for number in range(3):
+        ours.append("note", {"number": number})
+        theirs.append("note", {"number": -number - 1})
+    lines = ours.path.read_bytes().splitlines(keepends=True)
+    lines[2] = theirs.path.read_bytes().splitlines(keepends=True)[2]
+    ours.path.write_bytes(b"".join(lines))
+    check = verify_ledger(ours.path)
+    assert check.first_bad == 3
+    assert "follows the hash" in check.reason
+
+
+def test_verify_finds_a_wrong_number_in_a_line_that_is_otherwise_sound(tmp_path):
+    body = {"seq": 7, "time": _TIME, "kind": "note", "data": {}, "prev": GENESIS}
+    line = canonical_bytes({**body, "hash": sha256_bytes(canonical_bytes(body))})
+    (tmp_path / "l").write_bytes(line + b"\n")
+    check = verify_ledger(tmp_path / "l")
+    assert check.first_bad == 1
+    assert "says it is number 7" in check.reason
+
+
 # G55: cut tails and rewritten tails; G54: torn last lines.
 
 
@@ -419,6 +441,42 @@ def test_append_cut_short_by_the_disk_takes_its_partial_line_away(tmp_path):
     assert ledger.path.read_bytes() == before
     assert verify_ledger(ledger.path, ledger.head()).ok
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
+
+
+def test_append_that_cannot_even_clean_up_says_so_and_the_next_one_repairs(tmp_path, monkeypatch):
+    ledger = _ledger(tmp_path, lines=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", _fail(OSError(errno.EIO, "Input/output error")))
+        patch.setattr(ledger_module, "_take_back", _fail(OSError(errno.EIO, "gone for good")))
+        with pytest.raises(LeadlineError) as caught:
+            ledger.append("note", {})
+    assert "gone for good" in caught.value.__cause__.__notes__[0]
+    ledger.append("after", {})
+    assert verify_ledger(ledger.path).ok
+
+
+_FOREVER = """
+import sys
+from pathlib import Path
+from leadline.core.ledger import Ledger
+while True:
+    print(Ledger(Path(sys.argv[1])).append("note", {"text": "x" * 300}).seq, flush=True)
+"""
+
+
+@pytest.mark.parametrize("after_lines", [1, 7, 20])
+def test_append_killed_at_any_moment_loses_no_line_it_reported(tmp_path, after_lines):
+    path = tmp_path / "ledger.jsonl"
+    command = [sys.executable, "-c", _FOREVER, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:
+        for _ in range(after_lines):
+            writer.stdout.readline()
+        writer.kill()
+        reported = after_lines + len(writer.stdout.read().splitlines())
+    Ledger(path).append("after", {})
+    check = verify_ledger(path)
+    assert check.ok
+    assert Ledger(path).entries()[reported - 1].kind == "note"
 
 
 def test_append_below_a_file_used_as_a_folder_is_one_sentence(tmp_path):

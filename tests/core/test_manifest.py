@@ -16,6 +16,7 @@ from leadline.core.manifest import (
     read_manifest,
     write_manifest,
 )
+from leadline.core.tree import walk_tree
 
 _FILES = {"a.txt": b"alpha", "sub/b.bin": bytes(range(256)), "sub/empty.txt": b""}
 
@@ -47,6 +48,14 @@ def test_build_manifest_leaves_out_what_is_excluded(tree):
         "sub/b.bin",
         "sub/empty.txt",
     ]
+
+
+def test_build_manifest_of_a_file_that_grows_meanwhile_is_refused(tree, monkeypatch):
+    listed = walk_tree(tree)
+    (tree / "a.txt").write_bytes(b"alpha and more")
+    monkeypatch.setattr("leadline.core.manifest.walk_tree", lambda root, exclude: listed)
+    with pytest.raises(IntegrityError, match="had 5 bytes and then 14"):
+        build_manifest(tree)
 
 
 def test_written_manifest_reads_back_equal_and_hashes_to_its_sha256(tree, tmp_path):

@@ -109,6 +109,13 @@ def test_recount_against_a_manifest_that_states_other_counts_is_red(shards):
     assert problem == "the manifest states other token counts than the shards hold"
 
 
+def test_recount_of_a_malformed_shards_manifest_is_red(shards):
+    data = {"manifest.json": b'{"splits": 1, "tokenizer": 2}'}
+    facts, problems = recount(data, build_manifest(shards))
+    assert facts == ()
+    assert "not its canonical form" in problems[0]
+
+
 def test_recount_of_shards_made_by_data_pack_agrees(tmp_path):
     from leadline.data.prepare import pack_text
 

@@ -25,6 +25,7 @@ from leadline.core.manifest import (
 from leadline.pack import control
 from leadline.pack import tar as tar_module
 from leadline.pack.build import build_pack
+from leadline.pack.unpack import unpack
 from leadline.pack.verify import verify_pack
 
 _FUZZ = settings(
@@ -365,13 +366,22 @@ def test_unpack_that_fails_midway_leaves_nothing(packed, tmp_path, monkeypatch, 
     assert list((tmp_path / "new").iterdir()) == []
 
 
-def test_unpack_of_a_disk_that_stores_other_bytes_is_refused(packed, tmp_path, monkeypatch):
-    from leadline.pack import unpack
+def test_unpack_of_a_pack_exchanged_after_it_was_verified_is_refused(packed, tmp_path):
+    manifest = read_manifest(packed.manifest_path)
+    other = _craft(tmp_path / "other", (_info("a.txt"), b"longer than alpha"))
+    with pytest.raises(IntegrityError, match=r"changed while it was unpacked: a\.txt"):
+        unpack(other, tmp_path / "target", manifest)
+    other = _craft(tmp_path / "other", (_info("a.txt"), b"alphb"))
+    with pytest.raises(IntegrityError, match=r"a\.txt has the sha256"):
+        unpack(other, tmp_path / "target", manifest)
+    assert not (tmp_path / "target").exists()
 
+
+def test_unpack_of_a_disk_that_stores_other_bytes_is_refused(packed, tmp_path, monkeypatch):
     def lying_write(path, content, entry, meter):
         path.write_bytes(content.read(10_000).replace(b"alpha", b"alphb"))
 
-    monkeypatch.setattr(unpack, "_write", lying_write)
+    monkeypatch.setattr("leadline.pack.unpack._write", lying_write)
     with pytest.raises(IntegrityError, match=r"came out different on the disk: a\.txt"):
         verify_pack(packed.tarball, tmp_path / "target")
     assert not (tmp_path / "target").exists()
