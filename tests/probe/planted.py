@@ -69,9 +69,9 @@ class OnlineSoftmax(MemoryRead):
 class Norm(nn.Module):
     """Layer norm over features that carry an offset, with the upcast that it needs."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = WIDTH) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(WIDTH))
+        self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.float()

@@ -11,7 +11,7 @@ from leadline.core.errors import ProbeError
 from leadline.probe.errorband import Rule
 from leadline.probe.locator import LocatorReport, locate_divergence
 
-from .planted import FAULTS, VOCAB, NarrowVariance, PlainSoftmax, RunningMean, Stack
+from .planted import FAULTS, VOCAB, NarrowVariance, Norm, PlainSoftmax, RunningMean, Stack
 
 
 @pytest.fixture(autouse=True)
@@ -131,6 +131,57 @@ def test_locator_overflow_names_the_operation() -> None:
     model = stack(memory_slots=memory_slots)
     plant(model, f"blocks.1.{place}", make())
     assert "first from exp in bfloat16" in locate(model, language_loss(length)).accused[0].detail
+
+
+class Inflates(nn.Module):
+    """Too large by a share in bf16 only, as a biased reduction makes it."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.share = share
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (1 + self.share) if x.dtype == torch.bfloat16 else x * 1
+
+
+def test_locator_error_beyond_the_band_is_accused() -> None:
+    assert accused(locate_in(Inflates(0.02), 2, 300, 8)) == [("part", Rule.OUT_OF_BAND)]
+
+
+def test_locator_error_of_one_rounding_is_not_accused() -> None:
+    assert accused(locate_in(Inflates(2**-9), 2, 300, 8)) == []
+
+
+class InflatesFewRows(Inflates):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat((super().forward(x[:, :24]), x[:, 24:] * 1), dim=1)
+
+
+def few_rows_report(loss: Callable[[Tensor], Tensor]) -> LocatorReport:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), InflatesFewRows(0.5))
+    x = torch.randn(1, 300, 8)
+    return locate(model, lambda model: loss(model(x).float().square()))
+
+
+def test_locator_error_in_a_few_rows_is_not_accused() -> None:
+    assert accused(few_rows_report(lambda squares: squares[:, 24:].mean())) == []
+
+
+def test_locator_error_in_a_few_rows_that_moves_the_loss_is_told_of_the_whole() -> None:
+    report = few_rows_report(torch.mean)
+    assert accused(report) == [("(forward)", Rule.OUT_OF_BAND)]
+    assert "no part of it by itself" in report.accused[0].detail
+
+
+def test_locator_module_that_no_care_could_save_is_skipped_with_reason() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), Norm(8))
+    nn.init.constant_(model[0].bias, 1000.0)
+    x = torch.randn(1, 300, 8)
+    report = locate(model, lambda model: model(x).square().mean())
+    assert accused(report) == []
+    assert "no care avoids" in dict(report.skipped)["1"]
 
 
 class Returns(nn.Module):

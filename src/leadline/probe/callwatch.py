@@ -153,7 +153,7 @@ class CallRecorder(CallWatch):
 
     def _copy(self, tensor: Tensor) -> Tensor:
         # One module's result is the next one's argument: one copy serves both.
-        kept: tuple[int, Tensor] | None = self._copies.get(tensor)  # type: ignore[no-untyped-call]
+        kept: tuple[int, Tensor] | None = self._copies.get(tensor)
         if kept is None or kept[0] != tensor._version:
             with _disable_current_modes():  # the copy is ours, not the model's doing
                 kept = (tensor._version, tensor.detach().clone())

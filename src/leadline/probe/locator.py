@@ -182,9 +182,15 @@ class _Inquiry:
             self._skipped[name] = outcome.reason
             return None
         self._checked.add(name)
-        if outcome.rule is not None and call.frame.nth:
-            return replace(outcome, detail=f"{outcome.detail} in call {call.frame.nth + 1} of it")
-        return outcome
+        return replace(outcome, detail=outcome.detail + self._circumstances(call))
+
+    def _circumstances(self, call: Call) -> str:
+        text = f" in call {call.frame.nth + 1} of it" if call.frame.nth else ""
+        parts = self._modules if call.module is None else list(call.module.children())
+        if parts and not self._held_in(call):
+            # Errors that fit every part's band can add up, or sit in the few rows a quantile drops.
+            text += "; no part of it by itself is accused"
+        return text
 
     def _held_in(self, call: Call) -> frozenset[nn.Module]:
         """The accused modules inside a call, which it is not to be blamed for."""

@@ -66,7 +66,7 @@ class Reduction:
         return f"{self.operation.strip('_')} in {dtype_name(self.dtype)} over {self.axis_length}"
 
 
-class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Trace(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __torch_dispatch__(
@@ -86,11 +86,11 @@ class _Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         raise NotImplementedError
 
 
-class OriginTrace(_Trace):  # type: ignore[no-untyped-call]
+class OriginTrace(_Trace):
     """Notes, by module name, the operations that bring fp16 or bf16 into an fp32 lane."""
 
     def __init__(self, name_of: NameOf) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.origins: dict[str, Counter[str]] = {}
         self._name_of = name_of
         self._descended: set[int] = set()
@@ -119,11 +119,11 @@ class _Sum:
     frame: object
 
 
-class LaneTrace(_Trace):  # type: ignore[no-untyped-call]
+class LaneTrace(_Trace):
     """Notes, by module name, low-precision reductions and running sums of a bf16 lane."""
 
     def __init__(self, name_of: NameOf, frame_of: FrameOf) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.reductions: dict[str, Counter[Reduction]] = {}
         self.additions: dict[str, int] = {}
         """Longest run of additions into one low-precision value in one call of the module."""
@@ -178,18 +178,18 @@ class LaneTrace(_Trace):  # type: ignore[no-untyped-call]
             )
 
     def _sum_of(self, tensor: Tensor) -> _Sum | None:
-        known: _Sum | None = self._sums.get(tensor)  # type: ignore[no-untyped-call]
+        known: _Sum | None = self._sums.get(tensor)
         return known
 
 
-class OverflowTrace(_Trace):  # type: ignore[no-untyped-call]
+class OverflowTrace(_Trace):
     """Remembers the first operation that gives NaN or +infinity from finite numbers.
 
     Minus infinity is not counted: masks are made of it.
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.first: str | None = None
 
     def _note(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -205,7 +205,7 @@ class OverflowTrace(_Trace):  # type: ignore[no-untyped-call]
             self.first = f"{_operation(func)} in {dtype_name(results[0].dtype)}"
 
 
-class MatmulRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class MatmulRounding(TorchDispatchMode):
     """Rounds inputs and results of matrix products to bf16's digits, kept in fp32.
 
     To nearest without a generator, else up or down by chance in proportion, which shows
@@ -215,7 +215,7 @@ class MatmulRounding(TorchDispatchMode):  # type: ignore[no-untyped-call]
     supports_higher_order_operators = True
 
     def __init__(self, generator: torch.Generator | None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._generator = generator
 
     def round(self, tensor: Tensor) -> Tensor:
