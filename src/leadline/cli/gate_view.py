@@ -84,12 +84,12 @@ def status_table(status: GateStatus) -> Table:
 def arithmetic_lines(lines: list[Mapping[str, Any]]) -> str:
     """The budget, step by step, one line each."""
     width = max(len(line["name"]) for line in lines)
-    return "\n".join(
-        _plain(
-            f"         {line['name']:{width}}  {line['formula']} = {line['numbers']} = {line['result']}"
-        )
+    told = [
+        f"         {line['name']:{width}}  "
+        + " = ".join((line["formula"], line["numbers"], line["result"]))
         for line in lines
-    )
+    ]
+    return _plain("\n".join(told))
 
 
 def status_json(status: GateStatus, lock_path: str | None) -> dict[str, Any]:

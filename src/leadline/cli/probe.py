@@ -37,7 +37,7 @@ def probe(
         memory = data["memory"]
         talk.print(
             f"{data['name']} {data['micro_batch']}x{data['seq_len']}: {data['status']}, {rate}, "
-            f"peak {format_bytes(memory['device_peak_bytes'])} ({memory['percent']} % of the device)"
+            f"peak {format_bytes(memory['device_peak_bytes'])}, {memory['percent']} % of the device"
         )
         if data["why"]:
             talk.print(f"  {data['why']}")

@@ -30,7 +30,7 @@ class Provider(Protocol):
 
 
 class LocalProvider:
-    """This machine: nobody bills it by the hour, and leadline does not switch it off."""
+    """The machine leadline runs on: not billed by the hour, and not ours to switch off."""
 
     name = "local"
 

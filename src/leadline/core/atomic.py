@@ -59,7 +59,8 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, value: object) -> None:
     """Replace *path* by indented JSON for people; floats allowed, NaN and Inf refused."""
     text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False)
-    write_text(path, text + "\n")
+    # A file name that is no UTF-8 comes as lone surrogates; they are shown as escapes.
+    write_bytes(path, text.encode("utf-8", "backslashreplace") + b"\n")
 
 
 def fsync_folder(folder: Path) -> None:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from leadline.core import atomic, canonical
-from leadline.core.errors import IntegrityError
 from leadline.core.ledger import Ledger
 
 SCHEMA = 1
@@ -118,12 +117,14 @@ class EvidenceStore:
     def _read_one(self, name: str, line: Mapping[str, Any]) -> Evidence:
         path = self.path(name)
         try:
-            if canonical.sha256_file(path) != line["sha256"]:
-                raise IntegrityError(
+            data = path.read_bytes()
+            if canonical.sha256_bytes(data) != line["sha256"]:
+                return _unusable(
+                    name,
                     f"evidence/{name}.json was changed after the ledger recorded it; "
-                    "run the gate again to measure it anew"
+                    "run the gate again to measure it anew",
                 )
-            content = json.loads(path.read_bytes())
+            content = json.loads(data)
             return Evidence(
                 name=name,
                 green=bool(content["green"]),
@@ -134,9 +135,12 @@ class EvidenceStore:
                 data=content["data"],
             )
         except FileNotFoundError:
-            problem = f"evidence/{name}.json is gone; run the gate again to measure it anew"
-        except (IntegrityError, ValueError, KeyError) as error:
-            problem = str(error)
-        return Evidence(
-            name=name, green=False, reason=problem, inputs="", time="", sha256="", data={}
-        )
+            return _unusable(
+                name, f"evidence/{name}.json is gone; run the gate again to measure it anew"
+            )
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            return _unusable(name, f"evidence/{name}.json cannot be read: {error}")
+
+
+def _unusable(name: str, reason: str) -> Evidence:
+    return Evidence(name=name, green=False, reason=reason, inputs="", time="", sha256="", data={})

@@ -132,7 +132,7 @@ def _line(need: Requirement, evidence: Evidence | None) -> Line:
     state: State = "green" if evidence.green else "red"
     try:
         value = need.value(evidence.data)
-    except (KeyError, TypeError, IndexError):
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
         # A phase that failed early holds its reason and little else.
         value = ""
         if evidence.green:
@@ -183,7 +183,7 @@ def _eval(data: Mapping[str, Any]) -> str:
 def _checkpoint(data: Mapping[str, Any]) -> str:
     return (
         f"every {data['cadence_steps']} steps, {format_bytes(data['measured_bytes'])}, "
-        f"{format_bytes(data['free_bytes'])} free of {format_bytes(data['needed_bytes'])} needed"
+        f"{format_bytes(data['free_bytes'])} free, {format_bytes(data['needed_bytes'])} needed"
     )
 
 

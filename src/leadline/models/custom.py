@@ -61,8 +61,8 @@ class OwnWorkload:
 
 def load_workload(
     base_dir: Path,
-    object: str,
-    args: Mapping[str, Any] | None = None,  # noqa: A002
+    object: str,  # noqa: A002 - the key's name in the configuration
+    args: Mapping[str, Any] | None = None,
 ) -> Workload:
     """Import `file.py:name` and make a workload of it.
 

@@ -179,13 +179,16 @@ def unpinned_in(requirements: Path, distributions: Mapping[str, str]) -> list[st
         raise EnvironmentUnfitError(
             f"the pinned requirements {requirements} cannot be read: {error.strerror}"
         ) from error
-    found = []
+    pins: dict[str, set[str]] = {}
     for name, version in re.findall(r"^([A-Za-z0-9._-]+)==([^\s;\\]+)", text, flags=re.MULTILINE):
-        installed = distributions.get(_normal(name))
+        # A universal lock pins a package once for each Python it resolves differently on.
+        pins.setdefault(_normal(name), set()).add(version.split("+")[0])
+    return [
+        f"{name} {distributions[name]} instead of {' or '.join(sorted(versions))}"
+        for name, versions in sorted(pins.items())
         # A pin for another platform is simply not installed.
-        if installed is not None and installed.split("+")[0] != version.split("+")[0]:
-            found.append(f"{name} {installed} instead of {version}")
-    return found
+        if name in distributions and distributions[name].split("+")[0] not in versions
+    ]
 
 
 def _bf16_verdict(device: Mapping[str, Any]) -> Verdict:

@@ -7,6 +7,7 @@ queue with minutes of work that a deadline could not stop.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from leadline.core.errors import UsageError
@@ -97,7 +98,7 @@ def _half(
         on_step("timed", done_before + len(marks) - 1)
     clock.sync()
     wall_ns = clock.now_ns() - start_ns
-    each = [clock.between_ns(a, b) for a, b in zip(marks, marks[1:], strict=False)]
+    each = [clock.between_ns(a, b) for a, b in pairwise(marks)]
     window = Window(tokens=tokens, steps=len(each), wall_ns=wall_ns, device_ns=sum(each))
     return window, each
 

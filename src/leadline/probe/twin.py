@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from leadline.data.loader import Batch, TokenLoader
 from leadline.models.workload import Workload
-from leadline.probe.locator import Accusation, locate_divergence
+from leadline.probe.locator import LocatorReport, locate_divergence
 from leadline.probe.progress import ProgressPipe
 from leadline.probe.request import Subject, TwinRequest
 from leadline.probe.subject import open_subject, to_device
@@ -51,10 +51,10 @@ def run_twin(request: TwinRequest, progress: ProgressPipe) -> dict[str, Any]:
     verdict = judge_twin(
         fp32.lane, bf16.lane, tolerance=request.tolerance, settle_steps=request.settle_steps
     )
-    accused: list[Accusation] = []
+    inquiry = None
     if not verdict.green:
         progress("locate divergence", 0)
-        accused = _locate(request, workload, device, fp32, verdict)
+        inquiry = _locate(request, workload, device, fp32, verdict, progress)
     return {
         "steps": request.steps,
         "seq_len": request.seq_len,
@@ -72,7 +72,9 @@ def run_twin(request: TwinRequest, progress: ProgressPipe) -> dict[str, Any]:
         "initial_weights_sha256": fp32.lane.initial_weights_sha256,
         "fp32": _told(fp32),
         "bf16": _told(bf16),
-        "accused": [asdict(accusation) for accusation in accused],
+        "accused": [asdict(accusation) for accusation in inquiry.accused] if inquiry else [],
+        "modules_checked": inquiry.modules_checked if inquiry else 0,
+        "modules_skipped": [list(item) for item in inquiry.skipped] if inquiry else [],
     }
 
 
@@ -117,7 +119,8 @@ def _locate(
     device: torch.device,
     fp32: _Run,
     verdict: TwinVerdict,
-) -> list[Accusation]:
+    progress: ProgressPipe,
+) -> LocatorReport:
     """Replay the worst step's batch at the fp32 lane's last weights, then at the first ones."""
     loader = _loader(request)
     batch: Batch = next(loader)
@@ -129,17 +132,20 @@ def _locate(
     def forward(model: nn.Module) -> Tensor:
         return workload.loss(model, inputs, targets)
 
-    report = locate_divergence(
-        fp32.model, forward, device_type=device.type, seed=request.subject.seed
-    )
+    def inquire(model: nn.Module) -> LocatorReport:
+        return locate_divergence(
+            model,
+            forward,
+            device_type=device.type,
+            seed=request.subject.seed,
+            on_progress=lambda done, total: progress("locate divergence", done, total),
+        )
+
+    report = inquire(fp32.model)
     if report.accused:
-        return list(report.accused)
+        return report
     fresh = _new_step(request.subject, workload, device, Precision.FP32)
-    return list(
-        locate_divergence(
-            fresh.model, forward, device_type=device.type, seed=request.subject.seed
-        ).accused
-    )
+    return inquire(fresh.model)
 
 
 def _new_step(
