@@ -12,6 +12,7 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +52,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1, help="passes over all models and points")
     parser.add_argument("--small", action="store_true", help="tiny shapes, to try the script")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        results = measure(Path(folder), arguments.steps, arguments.rounds, arguments.small)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(results, indent=2, sort_keys=True) + "\n")
+    with tempfile.TemporaryDirectory() as folder:
+        results: dict[str, Any] = {}
+        for results in measure(Path(folder), arguments.steps, arguments.rounds, arguments.small):
+            # Written after every measurement: a rented machine may go at any time.
+            arguments.out.write_text(json.dumps(results, indent=2, sort_keys=True) + "\n")
     print_table(results)
 
 
-def measure(folder: Path, steps: int, rounds: int, small: bool) -> dict[str, Any]:
+def measure(folder: Path, steps: int, rounds: int, small: bool) -> Iterator[dict[str, Any]]:
     shards = folder / "shards"
     pack_text("stdlib", shards, tokenizer="bpe", vocab_size=2_048 if small else 32_768)
     environment = run_probe(
@@ -70,14 +73,14 @@ def measure(folder: Path, steps: int, rounds: int, small: bool) -> dict[str, Any
             for model in MODELS:
                 rates.append(one(folder, shards, environment, model, point, steps, round_number))
                 print(json.dumps(rates[-1]), file=sys.stderr, flush=True)
-    return {
-        "bench": "train_throughput",
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "hardware": hardware_facts(environment),
-        "steps": steps,
-        "rates": rates,
-        "ratios": ratios(rates),
-    }
+                yield {
+                    "bench": "train_throughput",
+                    "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                    "hardware": hardware_facts(environment),
+                    "steps": steps,
+                    "rates": rates,
+                    "ratios": ratios(rates),
+                }
 
 
 def one(
@@ -125,13 +128,16 @@ def one(
 
 def ratios(rates: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     """Median tok/s of ours over that of each yardstick, by point."""
-    best: dict[tuple[str, str], list[int]] = {}
+    taken: dict[tuple[str, str], list[int]] = {}
     for rate in rates:
-        best.setdefault((rate["model"], rate["point"]), []).append(rate["tok_s"])
-    middle = {key: sorted(values)[len(values) // 2] for key, values in best.items()}
-    points = sorted({point for _, point in middle})
+        taken.setdefault((rate["model"], rate["point"]), []).append(rate["tok_s"])
+    middle = {key: sorted(values)[len(values) // 2] for key, values in taken.items()}
     return {
-        model: {point: round(middle[OURS, point] / middle[model, point], 3) for point in points}
+        model: {
+            point: round(middle[OURS, point] / rate, 3)
+            for (name, point), rate in sorted(middle.items())
+            if name == model and (OURS, point) in middle
+        }
         for model in MODELS
         if model != OURS
     }

@@ -114,6 +114,11 @@ def device_facts(device_type: str) -> dict[str, Any]:
     }
 
 
+def device_name(device: torch.device) -> str:
+    """The device's own name, exactly as the driver or the kernel gives it."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
+
+
 def bf16_on_cuda(capability: tuple[int, int], arch_list: Sequence[str]) -> Verdict:
     """Judge a device by its own capability and the architectures the wheel was built for.
 

@@ -10,7 +10,7 @@ import shutil
 import statistics
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from leadline.core.peaks import utilisation
 from leadline.core.rate import interval_95, timing_problems, tok_s_floor
 from leadline.data.loader import TokenLoader
 from leadline.models.workload import num_parameters, parameter_bytes
 from leadline.probe import throttle
 from leadline.probe.clock import clock_for
+from leadline.probe.environment import device_name
 from leadline.probe.failure import first_line, is_out_of_memory
 from leadline.probe.memory import MemoryWatch, growth_problem, judge_memory, memory_of
 from leadline.probe.progress import ProgressPipe
@@ -188,6 +190,9 @@ def _train(
             "recompiles": recompiles,
             "throttled": list(watcher.reasons),
             "epochs": loader.epoch,
+            "mfu": asdict(
+                utilisation(device_name(device), tok_s_floor(whole), record.data["parameters"])
+            ),
             "loss": {"first": _finite(losses[0]), "last": _finite(losses[-1])},
             "grad_norm": _spread(norms),
         }

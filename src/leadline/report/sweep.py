@@ -134,6 +134,7 @@ def _figures(data: Facts) -> tuple[tuple[str, str], ...]:
         ("Tokens", _tokens(data)),
         ("Warm-up", _warm_up(data)),
         ("Half windows", _halves(data)),
+        ("Utilisation", _utilisation(data)),
         ("Recompiles", numerals.count(data.number("recompiles"))),
         ("Throttled", ", ".join(item.text() for item in data.items("throttled")) or "no"),
         (
@@ -191,6 +192,13 @@ def _tokens(data: Facts) -> str:
 def _warm_up(data: Facts) -> str:
     steps = numerals.count(data.number("warmup_steps"))
     return f"{steps} steps, {numerals.seconds(data.number('warmup_seconds'))}, not counted"
+
+
+def _utilisation(data: Facts) -> str:
+    share = data.number("mfu", "percent")
+    if share is None:
+        return data.text("mfu", "why") or numerals.DASH
+    return f"{numerals.percent(share)} of the datasheet peak"
 
 
 def _halves(data: Facts) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from leadline.core.schedule import Schedule
 from leadline.models.workload import Workload
 from leadline.train.precision import Precision, precision_context
 
@@ -50,6 +51,7 @@ class TrainStep:
             self.model = workload.build()
         self.model.train()
         self.optimizer = build_optimizer(self.model, settings)
+        self.schedule = Schedule(peak=settings.learning_rate, warmup_steps=settings.warmup_steps)
         self.steps_done = 0
         if device.type == "cuda":
             workload.compile(self.model)
@@ -60,7 +62,9 @@ class TrainStep:
         Returns the loss and the gradient norm before clipping, both fp32 0-d and still on
         the device: reading them is the caller's decision, because it waits.
         """
-        self._set_learning_rate()
+        rate = self.schedule.rate(self.steps_done + 1)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
         with precision_context(self.precision, self.device.type):
             loss = self.workload.loss(self.model, inputs, targets)
         loss.backward()
@@ -79,11 +83,6 @@ class TrainStep:
                 return self.workload.loss(self.model, inputs, targets).float()
         finally:
             self.model.train()
-
-    def _set_learning_rate(self) -> None:
-        scale = min(1.0, (self.steps_done + 1) / max(1, self.settings.warmup_steps))
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.settings.learning_rate * scale
 
 
 def build_optimizer(model: nn.Module, settings: StepSettings) -> torch.optim.AdamW:

@@ -1,0 +1,48 @@
+"""What all tests share: one thread per process, tiny shards of text, the tiny workloads."""
+
+import os
+import random
+from pathlib import Path
+
+# Before torch loads, and inherited by every probe process.
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["OMP_WAIT_POLICY"] = "passive"
+
+import pytest
+
+_WORDS = "lead line sounding fathom deep mark water hand cast depth by the is a of".split()
+_DOCUMENTS = 40
+_WORDS_EACH = 1000
+
+
+@pytest.fixture(scope="session")
+def workloads_dir() -> Path:
+    """The folder of `tiny.py`."""
+    return Path(__file__).parent / "workloads"
+
+
+@pytest.fixture(scope="session")
+def tiny_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Shards of 257 byte ids, about 190,000 to train on and 19,000 held out."""
+    from leadline.data import pack_text
+
+    root = tmp_path_factory.mktemp("tiny")
+    chooser = random.Random(0)
+    (root / "text").mkdir()
+    for number in range(_DOCUMENTS):
+        text = " ".join(chooser.choice(_WORDS) for _ in range(_WORDS_EACH))
+        (root / "text" / f"{number:02d}.txt").write_text(text, encoding="utf-8")
+    pack_text(root / "text", root / "shards", tokenizer="bytes", eval_fraction="0.1")
+    return root / "shards"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests marked gpu on a machine without CUDA, saying so."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
