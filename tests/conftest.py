@@ -10,9 +10,21 @@ os.environ["OMP_WAIT_POLICY"] = "passive"
 
 import pytest
 
-_WORDS = "lead line sounding fathom deep mark water hand cast depth by the is a of".split()
-_DOCUMENTS = 40
-_WORDS_EACH = 1000
+_WORDS = (
+    "lead",
+    "line",
+    "sounding",
+    "fathom",
+    "deep",
+    "mark",
+    "water",
+    "hand",
+    "cast",
+    "depth",
+    "by",
+)
+_DOCUMENTS = 80
+_WORDS_EACH = 500
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +35,7 @@ def workloads_dir() -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shards of 257 byte ids, about 190,000 to train on and 19,000 held out."""
+    """Shards of 257 byte ids, about 190,000 to train on and 30,000 held out."""
     from leadline.data import pack_text
 
     root = tmp_path_factory.mktemp("tiny")
@@ -32,7 +44,7 @@ def tiny_shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(_DOCUMENTS):
         text = " ".join(chooser.choice(_WORDS) for _ in range(_WORDS_EACH))
         (root / "text" / f"{number:02d}.txt").write_text(text, encoding="utf-8")
-    pack_text(root / "text", root / "shards", tokenizer="bytes", eval_fraction="0.1")
+    pack_text(root / "text", root / "shards", tokenizer="bytes", eval_fraction="0.2")
     return root / "shards"
 
 
