@@ -11,7 +11,7 @@ from leadline.core.schedule import Schedule
 def test_g31_a_step_beyond_the_lock_has_no_rate() -> None:
     locked = Schedule(peak=6e-4, warmup_steps=100, total_steps=900)
     locked.rate(900)
-    with pytest.raises(LockError, match="step 901.*locked 900"):
+    with pytest.raises(LockError, match=r"step 901.*locked 900"):
         locked.rate(901)
 
 

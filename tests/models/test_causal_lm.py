@@ -71,7 +71,7 @@ def test_config_file_gives_the_same_model_as_the_table(tmp_path: Path) -> None:
 
 
 def test_unknown_architecture_is_refused_with_the_supported_ones() -> None:
-    with pytest.raises(UsageError, match="'no-such-model' is no causal LM.*llama.*qwen3_moe"):
+    with pytest.raises(UsageError, match=r"'no-such-model' is no causal LM.*llama.*qwen3_moe"):
         opened("no-such-model", {})
 
 

@@ -79,7 +79,8 @@ def test_record_of_values_that_cannot_be_judged_is_red_with_the_reason(make_run)
     run.record("twin", {"worst_delta": "much", "worst_step": 3, "tolerance": 0.05})
     record = read_run(run.path)
     assert "twin_delta" in record.status.red
-    assert "cannot read" in record.evidence["twin"].reason
+    (line,) = [line for line in record.status.lines if line.key == "twin_delta"]
+    assert "cannot read" in line.reason
 
 
 @pytest.mark.parametrize("kind", ["absent", "file", "stranger"])

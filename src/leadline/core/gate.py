@@ -130,14 +130,19 @@ def _line(need: Requirement, evidence: Evidence | None) -> Line:
         how = f"`leadline gate run` has not reached it (evidence/{need.evidence}.json)"
         return Line(key=need.key, title=need.title, state="missing", value="", reason=how)
     state: State = "green" if evidence.green else "red"
+    reason = evidence.reason
     try:
         value = need.value(evidence.data)
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError):
-        # A phase that failed early holds its reason and little else.
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        # A phase that failed early holds its reason and little else; a green one may not.
         value = ""
         if evidence.green:
-            state = "missing"
-    return Line(key=need.key, title=need.title, state=state, value=value, reason=evidence.reason)
+            state = "red"
+            reason = (
+                f"evidence/{need.evidence}.json holds a value this version cannot read "
+                f"({type(error).__name__}: {error}); run the gate again with this version"
+            )
+    return Line(key=need.key, title=need.title, state=state, value=value, reason=reason)
 
 
 def _device(data: Mapping[str, Any]) -> str:

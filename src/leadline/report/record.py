@@ -90,7 +90,6 @@ def read_run(run_dir: Path) -> RunRecord:
     ledger = _ledger(run_dir, locked.anchor if locked is not None else None)
     points, found = _evidence(run_dir, ledger)
     lock = _lock(locked, lock_problem, ledger, found)
-    found = {name: _judgeable(points, evidence) for name, evidence in found.items()}
     config_text = (_read_bytes(run_dir / CONFIG_FILE) or b"").decode("utf-8", errors="replace")
     return RunRecord(
         name=run_dir.resolve().name,
@@ -225,27 +224,6 @@ def _evidence_files(run_dir: Path) -> list[str]:
 
 def _mapping(facts: Facts) -> Mapping[str, object]:
     return facts.value if isinstance(facts.value, Mapping) else {}
-
-
-def _judgeable(points: tuple[str, ...], evidence: Evidence) -> Evidence:
-    """The evidence itself, or a red stand-in when its values cannot be judged."""
-    try:
-        judge(points, {evidence.name: evidence})
-    except (ValueError, AttributeError, ArithmeticError, LookupError, TypeError) as error:
-        reason = (
-            f"evidence/{evidence.name}.json holds a value this version cannot read ({error}); "
-            "make the report with the version that measured it, or run the gate again"
-        )
-        return Evidence(
-            name=evidence.name,
-            green=False,
-            reason=reason,
-            inputs=evidence.inputs,
-            sha256=evidence.sha256,
-            time=evidence.time,
-            data={},
-        )
-    return evidence
 
 
 def _config(text: str) -> Facts:
