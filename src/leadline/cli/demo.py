@@ -22,7 +22,7 @@ def demo(
     from leadline.gate.defaults import demo_config_path
     from leadline.gate.lock import lock_problems
 
-    outcome = run_and_show(demo_config_path(), out, json_output)
+    outcome = run_and_show(demo_config_path(), out)
     if outcome.status.green:
         problems = lock_problems(out, deep=True)
         if problems:
@@ -30,4 +30,4 @@ def demo(
         check = verify_ledger(out / "ledger.jsonl", anchor=read_lock(out).anchor)
         talk.print(f"ledger: verified, {check.lines} lines, head {check.head.hash[:16]}")
         talk.print(f"lock: verified, sha256 {read_lock(out).sha256[:16]}")
-    finish(outcome)
+    finish(outcome, json_output)

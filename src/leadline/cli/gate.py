@@ -22,7 +22,7 @@ def run(
     json_output: JsonOption = False,
 ) -> None:
     """Run the gate, or go on where an earlier attempt stopped."""
-    finish(run_and_show(config, out, json_output))
+    finish(run_and_show(config, out), json_output)
 
 
 @app.command()
@@ -44,31 +44,34 @@ def show(
         print_json(status_json(status, str(lock_path) if lock_path.exists() else None))
     else:
         talk.print(status_table(status))
-        talk.print(f"lock: {lock_path if lock_path.exists() else 'not written'}")
+        state = str(lock_path) if lock_path.exists() else "not written"
+        talk.print(f"lock: {state}", markup=False)
     if not status.green:
         raise typer.Exit(3)
 
 
-def run_and_show(config: Path, out: Path, json_output: bool) -> "GateOutcome":
-    """Run the gate with its phases on stderr; with *json_output* the result on stdout."""
-    from leadline.cli.gate_view import GateView, status_json
+def run_and_show(config: Path, out: Path) -> "GateOutcome":
+    """Run the gate with its phases on stderr."""
+    from leadline.cli.gate_view import GateView
     from leadline.gate.runner import run_gate
 
-    talk.print(f"leadline gate: {config} -> {out}")
+    talk.print(f"leadline gate: {config} -> {out}", markup=False)
     with GateView() as view:
-        outcome = run_gate(config, out, view)
+        return run_gate(config, out, view)
+
+
+def finish(outcome: "GateOutcome", json_output: bool) -> None:
+    """Say how it ended, with *json_output* on stdout too, and leave with the gate's exit code."""
+    from leadline.cli.gate_view import status_json
+
     if json_output:
         result = status_json(outcome.status, str(outcome.lock_path) if outcome.lock_path else None)
         print_json({**result, "report": str(outcome.report_path)})
-    return outcome
-
-
-def finish(outcome: "GateOutcome") -> None:
-    """Say how it ended and leave with the gate's exit code."""
-    talk.print(f"report: {outcome.report_path}")
+    talk.print(f"report: {outcome.report_path}", markup=False)
     if outcome.status.green:
         state = "already locked" if outcome.already_locked else "locked"
-        talk.print(f"gate: [bold green]green[/], {state}: {outcome.lock_path}")
+        talk.print(f"gate: [bold green]green[/], {state}:", end=" ")
+        talk.print(str(outcome.lock_path), markup=False)
         return
     wanting = ", ".join((*outcome.status.red, *outcome.status.missing))
     talk.print(f"gate: [bold red]red[/], not locked; red or missing: {wanting}")

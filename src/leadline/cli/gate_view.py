@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -58,6 +59,10 @@ class GateView(GateEvents):
             step = f"{progress.phase} {progress.done}"
         self._bar.update(self._task, completed=progress.done, total=progress.total, step=step)
 
+    def ledger_mended(self, line: int) -> None:
+        """Say which line a crash had torn."""
+        talk.print(f"  [yellow]mended[/]  ledger line {line} was torn by a crash and filed away")
+
     def phase_ended(self, phase: str, title: str, evidence: Evidence, reused: bool) -> None:
         """Print the phase's line, and for the budget its arithmetic before the lock is written."""
         self._bar.update(self._task, visible=False)
@@ -77,7 +82,7 @@ def status_table(status: GateStatus) -> Table:
             if line.state == "green"
             else "; ".join(part for part in (line.value, line.reason) if part)
         )
-        table.add_row(f"[{_STATE_STYLES[line.state]}]{line.state}[/]", line.title, _plain(text))
+        table.add_row(f"[{_STATE_STYLES[line.state]}]{line.state}[/]", line.title, escape(text))
     return table
 
 
@@ -89,7 +94,7 @@ def arithmetic_lines(lines: list[Mapping[str, Any]]) -> str:
         + " = ".join((line["formula"], line["numbers"], line["result"]))
         for line in lines
     ]
-    return _plain("\n".join(told))
+    return escape("\n".join(told))
 
 
 def status_json(status: GateStatus, lock_path: str | None) -> dict[str, Any]:
@@ -113,9 +118,5 @@ def _told(phase: str, evidence: Evidence) -> str:
                 value = need.value(evidence.data)
             except (KeyError, TypeError):
                 break  # a phase that failed early holds its reason and little else
-            return _plain("; ".join(part for part in (value, evidence.reason) if part))
-    return _plain(evidence.reason)
-
-
-def _plain(text: str) -> str:
-    return text.replace("[", r"\[")
+            return escape("; ".join(part for part in (value, evidence.reason) if part))
+    return escape(evidence.reason)

@@ -22,6 +22,8 @@ def verify(
     json_output: JsonOption = False,
 ) -> None:
     """Lock against ledger, evidence, arithmetic, data manifest and code."""
+    from rich.markup import escape
+
     from leadline.core.lockfile import read_lock
     from leadline.gate.lock import lock_problems
 
@@ -40,7 +42,7 @@ def verify(
         )
     elif problems:
         for problem in problems:
-            talk.print(f"  [bold red]differs[/]  {problem}")
+            talk.print(f"  [bold red]differs[/]  {escape(problem)}")
     else:
         payload = lock.payload
         talk.print(

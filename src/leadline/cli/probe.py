@@ -40,6 +40,6 @@ def probe(
             f"peak {format_bytes(memory['device_peak_bytes'])}, {memory['percent']} % of the device"
         )
         if data["why"]:
-            talk.print(f"  {data['why']}")
+            talk.print(f"  {data['why']}", markup=False)
     if data["status"] != "ok":
         raise typer.Exit(1)

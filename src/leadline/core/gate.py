@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from leadline.core.canonical import sha256_file
 from leadline.core.evidence import Evidence, EvidenceStore
+from leadline.core.lockfile import LOCK_FILE, WRITTEN_KIND
 from leadline.core.units import format_bytes, format_count
 
 State = Literal["green", "red", "missing"]
@@ -98,14 +100,31 @@ def requirements(points: Sequence[str]) -> tuple[Requirement, ...]:
 
 
 def gate_status(run_dir: Path) -> GateStatus:
-    """Judge a run directory, complete or not.
+    """Judge a run directory, complete or not; without a lock that the ledger holds it is not green.
 
     Raises:
         IntegrityError: the ledger does not verify.
     """
     store = EvidenceStore(run_dir)
-    found = store.read()
-    return judge(planned_points(store), found)
+    lines = judge(planned_points(store), store.read()).lines
+    return GateStatus(lines=(*lines, _lock_line(run_dir, store)))
+
+
+def _lock_line(run_dir: Path, store: EvidenceStore) -> Line:
+    path, value, reason = run_dir / LOCK_FILE, "", ""
+    state: State = "missing"
+    written = [
+        str(entry.data.get("sha256"))
+        for entry in (store.ledger.entries() if store.ledger.path.exists() else [])
+        if entry.kind == WRITTEN_KIND
+    ]
+    if path.is_file() and sha256_file(path) in written:
+        state, value = "green", f"sha256 {sha256_file(path)}"
+    elif written:
+        state, reason = "red", f"{LOCK_FILE} is not the one the ledger records; put that one back"
+    else:
+        reason = "`leadline gate run` writes it once every other line is green"
+    return Line(key="lock", title="Lock", state=state, value=value, reason=reason)
 
 
 def planned_points(store: EvidenceStore) -> tuple[str, ...]:

@@ -115,8 +115,10 @@ def read_lock(run_dir: Path) -> ConfigLock:
     path = run_dir / LOCK_FILE
     try:
         data = path.read_bytes()
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise LockError(f"{path} does not exist; `leadline gate run` writes it") from error
+    except OSError as error:
+        raise LockError(f"{path} cannot be read: {error.strerror}; check the path") from error
     try:
         payload = canonical.parse_canonical(data.removesuffix(b"\n"))
     except LeadlineError as error:

@@ -4,6 +4,7 @@ import shutil
 from dataclasses import asdict
 from pathlib import Path
 
+from leadline.core.atomic import explained_os_errors
 from leadline.core.budget import (
     OVERHEAD_LIMIT_NS,
     BudgetInputs,
@@ -12,6 +13,7 @@ from leadline.core.budget import (
     disk_needed_bytes,
     overhead_per_ten_minutes,
 )
+from leadline.core.errors import UsageError
 from leadline.core.gate import PROBE_PREFIX
 from leadline.core.units import format_bytes
 from leadline.gate.context import Finding, GateContext
@@ -28,8 +30,9 @@ def checkpoint_finding(ctx: GateContext) -> Finding:
     estimated = checkpoint_estimate_bytes(point["parameter_bytes"])
     needed = disk_needed_bytes(max(estimated, measured["bytes"]))
     folder = ctx.checkpoint_dir
-    folder.mkdir(parents=True, exist_ok=True)
-    free = free_bytes(folder)
+    with explained_os_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        free = free_bytes(folder)
     step_ns = point["wall_ns"] // point["steps"]
     overhead_ns = overhead_per_ten_minutes(
         step_ns=step_ns,
@@ -78,17 +81,20 @@ def budget_finding(ctx: GateContext) -> Finding:
     seq_len = choice["seq_len"]
     windows = (ctx.evidence("pack").data["train_tokens"] - 1) // seq_len
     data_tokens = windows * seq_len * ctx.config.data.epochs
-    budget = compute_budget(
-        BudgetInputs(
-            tok_s=choice["tok_s"],
-            window_hours=table.window_hours,
-            reserve_hours=table.reserve_hours,
-            utilisation=table.utilisation,
-            micro_batch=choice["micro_batch"],
-            seq_len=choice["seq_len"],
-            data_tokens=data_tokens,
-        )
+    inputs = BudgetInputs(
+        tok_s=choice["tok_s"],
+        window_hours=table.window_hours,
+        reserve_hours=table.reserve_hours,
+        utilisation=table.utilisation,
+        micro_batch=choice["micro_batch"],
+        seq_len=choice["seq_len"],
+        data_tokens=data_tokens,
     )
+    try:
+        budget = compute_budget(inputs)
+    except UsageError as error:
+        # The measured rate or the data is too small for one step: a verdict on the run.
+        return Finding(green=False, reason=str(error), data={})
     return Finding(
         green=True,
         reason="",

@@ -140,6 +140,20 @@ class BudgetTable(_Table):
     reserve_hours: Decimal = Decimal("0.75")
     utilisation: Decimal = Decimal("0.85")
 
+    @model_validator(mode="after")
+    def _something_to_train_in(self) -> Self:
+        # Told here, not after the sweep was paid for.
+        if self.reserve_hours < 0 or self.window_hours <= self.reserve_hours:
+            raise ValueError(
+                f"[budget] window_hours {self.window_hours} is not above reserve_hours "
+                f"{self.reserve_hours}, or that is negative: nothing is left to train in"
+            )
+        if not 0 < self.utilisation <= 1:
+            raise ValueError(
+                f"[budget] utilisation is {self.utilisation}; wanted above 0 and at most 1"
+            )
+        return self
+
 
 class CheckpointTable(_Table):
     """`[checkpoint]`."""

@@ -10,6 +10,7 @@ from typing import Any
 from leadline.core.canonical import sha256_json
 from leadline.core.evidence import Evidence, EvidenceStore
 from leadline.gate.config import GateConfig
+from leadline.gate.workload_files import workload_files
 from leadline.probe.progress import Progress
 from leadline.probe.request import Subject
 
@@ -47,7 +48,7 @@ class GateContext:
         return self.run_dir / "checkpoints" if chosen is None else self.base_dir / chosen
 
     def evidence(self, name: str) -> Evidence:
-        """Green evidence that an earlier phase of this run has recorded."""
+        """What an earlier phase of this run has recorded."""
         found = self.store.read().get(name)
         assert found is not None, f"phase order: {name} is used before it was recorded"
         return found
@@ -55,6 +56,10 @@ class GateContext:
     def section(self, *names: str) -> dict[str, Any]:
         """Tables of the configuration as JSON without floats, for hashing."""
         return {name: exact_json(getattr(self.config, name)) for name in names}
+
+    def workload_files(self) -> dict[str, str]:
+        """Sha256 of the files the workload is made from, by path."""
+        return workload_files(self.config.workload, self.base_dir)
 
     def measured_inputs(self, phase: str, *sections: str, **more: Any) -> str:
         """Hash of what a measurement depends on: code, device, data and its own tables."""
@@ -65,6 +70,7 @@ class GateContext:
                 "environment": self.evidence("environment").data["fingerprint"],
                 "data": self.evidence("pack").data["manifest_sha256"],
                 "seed": self.config.seed,
+                "workload_files": self.workload_files(),
                 "sections": self.section("workload", "optimizer", *sections),
                 "more": more,
             }

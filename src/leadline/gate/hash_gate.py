@@ -119,6 +119,8 @@ def _finding(ctx: GateContext, report: PackReport, tarball_sha256: str | None) -
     problems = list(report.problems)
     if facts is None and not problems:
         problems.append(f"{root} holds no token shards; make them with `leadline data pack`")
+    if facts is not None:
+        problems += _too_few_windows(ctx, report)
     control = document["negative_control"]
     if control is None and not problems:
         problems.append("the negative control was not run")
@@ -141,6 +143,26 @@ def _finding(ctx: GateContext, report: PackReport, tarball_sha256: str | None) -
             "needed_bytes": report.needed_bytes,
         },
     )
+
+
+def _too_few_windows(ctx: GateContext, report: PackReport) -> list[str]:
+    """Name every batch the loader could not fill once, before a probe is paid for."""
+    twin = ctx.config.twin
+    wanted = {("train", twin.micro_batch, twin.seq_len)}
+    for point in ctx.config.sweep.points:
+        wanted.add(("train", point.micro_batch, point.seq_len))
+        wanted.add(("eval", point.eval_batch or point.micro_batch, point.seq_len))
+    tokens = {"train": report.train_tokens, "eval": report.eval_tokens}
+    problems = []
+    for split, batch, seq_len in sorted(wanted):
+        # A window needs the token after its last.
+        windows = max(0, tokens[split] - 1) // seq_len
+        if windows < batch:
+            problems.append(
+                f"the {split} split has {tokens[split]} tokens, {windows} windows of {seq_len}, "
+                f"fewer than one batch of {batch}; add text or make the batch smaller"
+            )
+    return problems
 
 
 def _told_to(ctx: GateContext) -> OnProgress:

@@ -1,4 +1,4 @@
-"""Making the lock from green evidence, and holding a lock against everything it locks."""
+"""Making the lock from green evidence; `gate/lock_check.py` holds it against what it locks."""
 
 import platform
 from collections.abc import Mapping
@@ -8,10 +8,9 @@ from typing import Any
 
 from leadline._version import __version__
 from leadline.core import canonical
-from leadline.core.budget import BudgetInputs, compute_budget
-from leadline.core.errors import DataError, LeadlineError, LockError
-from leadline.core.evidence import Evidence, EvidenceStore
-from leadline.core.gate import PROBE_PREFIX, gate_status
+from leadline.core.errors import LockError
+from leadline.core.evidence import Evidence
+from leadline.core.gate import PROBE_PREFIX, requirements
 from leadline.core.ledger import verify_ledger
 from leadline.core.lockfile import (
     LOCK_FILE,
@@ -21,9 +20,10 @@ from leadline.core.lockfile import (
     read_lock,
     write_lock,
 )
-from leadline.core.source import source_sha256
-from leadline.data import check_shards, load_manifest
 from leadline.gate.context import GateContext, exact_json
+from leadline.gate.lock_check import lock_problems
+
+__all__ = ["ARITHMETIC_KIND", "finish_lock", "lock_problems"]
 
 ARITHMETIC_KIND = "budget.arithmetic"
 
@@ -33,20 +33,23 @@ def finish_lock(ctx: GateContext) -> Path:
 
     A kill between any two of the three is completed by the next call: the arithmetic may
     stand twice, the lock and its line never do.
+
+    Raises:
+        LockError: a finished lock is there, or an unfinished one of other evidence.
     """
     path = ctx.run_dir / LOCK_FILE
     ledger = ctx.store.ledger
+    found = _needed(ctx)
     if path.exists():
-        lock = read_lock(ctx.run_dir)
         if any(entry.kind == WRITTEN_KIND for entry in ledger.entries()):
             raise LockError(f"{path} exists; a lock is never overwritten")
-        if not _is_made_of(lock, ctx.store.read()):
+        lock = read_lock(ctx.run_dir)
+        if not _is_made_of(lock, ctx, found):
             raise LockError(
                 f"{path} was left by a gate that was cut off and no longer matches the evidence; "
                 "move it away and run the gate again"
             )
     else:
-        found = ctx.store.read()
         budget = found["budget"].data
         ledger.append(
             ARITHMETIC_KIND,
@@ -70,40 +73,11 @@ def finish_lock(ctx: GateContext) -> Path:
     return path
 
 
-def lock_problems(run_dir: Path, *, deep: bool = False) -> list[str]:
-    """Everything in which a run differs from its lock; empty when all holds.
-
-    Checked: the lock's form, the ledger's chain with the lock's anchor, the ledger line that
-    holds the lock's hash, every piece of evidence, the arithmetic, the data's manifest and
-    the code. With *deep* every token shard is read and hashed too.
-
-    Raises:
-        LockError: there is no lock to check.
-    """
-    lock = read_lock(run_dir)
-    store = EvidenceStore(run_dir)
-    check = verify_ledger(store.ledger.path, anchor=lock.anchor)
-    if not check.ok:
-        return [f"ledger: {check.reason}"]
-    problems = []
-    written = [entry for entry in store.ledger.entries() if entry.kind == WRITTEN_KIND]
-    if not any(entry.data.get("sha256") == lock.sha256 for entry in written):
-        problems.append(
-            "ledger: no line holds this lock's sha256; the lock or the tail was changed"
-        )
-    found = store.read()
-    problems += _evidence_problems(lock, found)
-    status = gate_status(run_dir)
-    if not status.green:
-        problems.append(f"gate: red or missing {', '.join((*status.missing, *status.red))}")
-    problems += _arithmetic_problems(lock)
-    problems += _data_problems(run_dir, lock, found, deep)
-    if source_sha256() != lock.payload["code_sha256"]:
-        problems.append(
-            f"code: leadline's source is not what was locked (leadline {__version__} now, "
-            f"{lock.payload.get('leadline')} then); run the version that locked, or a new gate"
-        )
-    return problems
+def _needed(ctx: GateContext) -> dict[str, Evidence]:
+    """The evidence this gate asks for; an earlier attempt with other points may have left more."""
+    points = [point.name for point in ctx.config.sweep.points]
+    names = {need.evidence for need in requirements(points)}
+    return {name: item for name, item in ctx.store.read().items() if name in names}
 
 
 def _payload(ctx: GateContext, found: Mapping[str, Evidence]) -> dict[str, Any]:
@@ -145,6 +119,7 @@ def _payload(ctx: GateContext, found: Mapping[str, Evidence]) -> dict[str, Any]:
         "peak_device_bytes": choice["memory"]["device_peak_bytes"],
         "twin_worst_delta": f"{twin['worst_delta']:.6f}",
         "workload": exact_json(config.workload),
+        "workload_files": ctx.workload_files(),
         "optimizer": exact_json(config.optimizer),
         "manifest_sha256": pack["manifest_sha256"],
         "train_tokens": pack["train_tokens"],
@@ -174,61 +149,8 @@ def _probe_summary(data: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _is_made_of(lock: ConfigLock, found: Mapping[str, Evidence]) -> bool:
-    return dict(lock.payload["evidence"]) == {name: item.sha256 for name, item in found.items()}
-
-
-def _evidence_problems(lock: ConfigLock, found: Mapping[str, Evidence]) -> list[str]:
-    problems = []
-    for name, sha256 in lock.payload["evidence"].items():
-        evidence = found.get(name)
-        if evidence is None:
-            problems.append(f"evidence: {name} is not in the ledger")
-        elif evidence.sha256 != sha256:
-            reason = evidence.reason or "it was recorded again after the lock"
-            problems.append(f"evidence: {name} is not what was locked: {reason}")
-    return problems
-
-
-def _arithmetic_problems(lock: ConfigLock) -> list[str]:
-    payload, inputs = lock.payload, lock.payload["budget"]
-    try:
-        budget = compute_budget(
-            BudgetInputs(
-                tok_s=payload["tok_s"],
-                window_hours=inputs["window_hours"],
-                reserve_hours=inputs["reserve_hours"],
-                utilisation=inputs["utilisation"],
-                micro_batch=payload["micro_batch"],
-                seq_len=payload["seq_len"],
-                data_tokens=inputs["data_tokens"],
-            )
-        )
-    except LeadlineError as error:
-        return [f"arithmetic: {error}"]
-    wanted = {
-        "locked_budget_tokens": budget.locked_budget_tokens,
-        "total_steps": budget.total_steps,
-        "tokens_in_steps": budget.tokens_in_steps,
-    }
-    return [
-        f"arithmetic: {key} is {payload[key]}, its inputs give {value}"
-        for key, value in wanted.items()
-        if payload[key] != value
-    ]
-
-
-def _data_problems(
-    run_dir: Path, lock: ConfigLock, found: Mapping[str, Evidence], deep: bool
-) -> list[str]:
-    pack = found.get("pack")
-    if pack is None or "shards_dir" not in pack.data:
-        return []  # told by _evidence_problems
-    root = run_dir / pack.data["shards_dir"]  # relative where it lies inside the run
-    try:
-        manifest = load_manifest(root)
-    except DataError as error:
-        return [f"data: {error}"]
-    if manifest.sha256 != lock.payload["manifest_sha256"]:
-        return [f"data: the manifest at {root} is not the one that was locked"]
-    return [f"data: {problem}" for problem in check_shards(root)] if deep else []
+def _is_made_of(lock: ConfigLock, ctx: GateContext, found: Mapping[str, Evidence]) -> bool:
+    """True when a lock left without its ledger line is the one this evidence gives."""
+    anchored = verify_ledger(ctx.store.ledger.path, anchor=lock.anchor).ok
+    own = {key: lock.payload.get(key) for key in ("created", "ledger_head", "ledger_lines")}
+    return anchored and dict(lock.payload) == {**_payload(ctx, found), **own}

@@ -24,17 +24,20 @@ from leadline.core.errors import (
     UnsafePackError,
 )
 from leadline.core.evidence import Evidence, EvidenceStore
-from leadline.core.gate import STARTED_KIND, GateStatus, judge
-from leadline.core.lockfile import LOCK_FILE
+from leadline.core.gate import STARTED_KIND, GateStatus, gate_status, judge
+from leadline.core.ledger import verify_ledger
+from leadline.core.lockfile import LOCK_FILE, WRITTEN_KIND, read_lock
 from leadline.core.source import source_sha256
 from leadline.gate.config import GateConfig, load_config
 from leadline.gate.context import Finding, GateContext
 from leadline.gate.lock import finish_lock, lock_problems
 from leadline.gate.phases import Phase, phases_of
+from leadline.gate.workload_files import workload_files
 from leadline.probe.progress import Progress
 from leadline.report.build import build_report
 
 CONFIG_FILE = "gate.toml"
+RESUMED_KIND = "gate.resumed"
 # What a phase may find wrong with the world; a wrong request (UsageError) or a full disk
 # ends the command instead and leaves no evidence.
 _FINDINGS = (DataError, EnvironmentUnfitError, IntegrityError, ProbeError, UnsafePackError)
@@ -48,6 +51,9 @@ class GateEvents:
 
     def progress(self, progress: Progress) -> None:
         """A probe process has got on."""
+
+    def ledger_mended(self, line: int) -> None:
+        """A crash had torn the ledger's last line, number *line*; it was filed away."""
 
     def phase_ended(self, phase: str, title: str, evidence: Evidence, reused: bool) -> None:
         """A phase has recorded its evidence, or found it there already."""
@@ -73,16 +79,19 @@ def run_gate(config_path: Path, run_dir: Path, events: GateEvents) -> GateOutcom
         IntegrityError: the ledger of an earlier attempt does not verify.
     """
     config, content = load_config(config_path)
+    base_dir = config_path.resolve().parent
+    workload_files(config.workload, base_dir)  # a missing one is told before anything is made
     points = tuple(point.name for point in config.sweep.points)
     with atomic.explained_os_errors(run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / "work").mkdir(exist_ok=True)
-    with _alone_in(run_dir):
+    with alone_in(run_dir):
         store = EvidenceStore(run_dir)
+        _mend(store, events)
+        _refuse_lost_lock(run_dir, store)
         if (run_dir / LOCK_FILE).exists() and _lock_stands(run_dir, store, content):
-            status = judge(points, store.read())
             return GateOutcome(
-                status=status,
+                status=gate_status(run_dir),
                 lock_path=run_dir / LOCK_FILE,
                 report_path=build_report(run_dir),
                 already_locked=True,
@@ -90,7 +99,7 @@ def run_gate(config_path: Path, run_dir: Path, events: GateEvents) -> GateOutcom
         atomic.write_bytes(run_dir / CONFIG_FILE, content)
         ctx = GateContext(
             config=config,
-            base_dir=config_path.resolve().parent,
+            base_dir=base_dir,
             run_dir=run_dir.resolve(),
             store=store,
             code_sha256=source_sha256(),
@@ -106,10 +115,9 @@ def run_gate(config_path: Path, run_dir: Path, events: GateEvents) -> GateOutcom
             },
         )
         _run_phases(ctx, config, events)
-        status = judge(points, store.read())
-        lock_path = finish_lock(ctx) if status.green else None
+        lock_path = finish_lock(ctx) if judge(points, store.read()).green else None
         return GateOutcome(
-            status=status,
+            status=gate_status(run_dir),
             lock_path=lock_path,
             report_path=build_report(run_dir),
             already_locked=False,
@@ -154,14 +162,32 @@ def _agree(there: Evidence, finding: Finding, keys: tuple[str, ...]) -> bool:
     return all(there.data.get(key) == finding.data[key] for key in keys)
 
 
+def _mend(store: EvidenceStore, events: GateEvents) -> None:
+    """Let an append file away the line that a kill tore, whatever it was going to say."""
+    if not store.ledger.path.exists():
+        return
+    check = verify_ledger(store.ledger.path)
+    if check.torn:
+        store.ledger.append(RESUMED_KIND, {"torn_line": check.lines})
+        events.ledger_mended(check.lines)
+
+
+def _refuse_lost_lock(run_dir: Path, store: EvidenceStore) -> None:
+    if (run_dir / LOCK_FILE).exists() or not store.ledger.path.exists():
+        return
+    if any(entry.kind == WRITTEN_KIND for entry in store.ledger.entries()):
+        raise LockError(
+            f"the ledger of {run_dir} records a lock and {LOCK_FILE} is gone; put it back, "
+            "or choose another --out"
+        )
+
+
 def _lock_stands(run_dir: Path, store: EvidenceStore, content: bytes) -> bool:
     """True when the lock is whole and of this configuration; False when its writing was cut.
 
     Raises:
         LockError: the lock is of another configuration, or does not verify.
     """
-    from leadline.core.lockfile import WRITTEN_KIND, read_lock
-
     lock = read_lock(run_dir)
     if lock.payload.get("config_sha256") != canonical.sha256_bytes(content):
         raise LockError(
@@ -179,14 +205,23 @@ def _lock_stands(run_dir: Path, store: EvidenceStore, content: bytes) -> bool:
 
 
 @contextmanager
-def _alone_in(run_dir: Path) -> Iterator[None]:
-    guard = FileLock(run_dir / ".gate.guard")
+def alone_in(run_dir: Path) -> Iterator[None]:
+    """Hold the run directory against a second gate or probe; a killed holder lets go.
+
+    Raises:
+        LockError: another one is at work there.
+    """
+    guard_path = run_dir / ".gate.guard"
+    guard = FileLock(guard_path)
     try:
         guard.acquire(timeout=0)
     except Timeout as error:
         raise LockError(
             f"another gate is at work in {run_dir}; wait for it or choose another --out"
         ) from error
+    except OSError as error:
+        with atomic.explained_os_errors(guard_path):
+            raise
     try:
         yield
     finally:

@@ -5,13 +5,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from leadline.core.errors import LeadlineError, UsageError
+from leadline.core.atomic import explained_os_errors
+from leadline.core.errors import LeadlineError, LockError, UsageError
 from leadline.core.evidence import EvidenceStore
+from leadline.core.lockfile import LOCK_FILE
 from leadline.core.source import source_sha256
 from leadline.gate.config import load_config
 from leadline.gate.context import GateContext
 from leadline.gate.defaults import demo_config_path
 from leadline.gate.phases import phases_of, point_request
+from leadline.gate.runner import alone_in
 from leadline.probe.process import run_probe
 from leadline.probe.progress import Progress
 
@@ -30,6 +33,7 @@ def probe_once(
 
     Raises:
         UsageError: the configuration has no such point.
+        LockError: *out* is a locked run, or a gate is at work there.
         LeadlineError: environment or data are red.
     """
     path = config_path or demo_config_path()
@@ -37,28 +41,37 @@ def probe_once(
     points = {point.name: point for point in config.sweep.points}
     if point_name not in points:
         raise UsageError(f"no point {point_name!r} in {path.name}; it has {', '.join(points)}")
-    (out / "work").mkdir(parents=True, exist_ok=True)
-    ctx = GateContext(
-        config=config,
-        base_dir=path.resolve().parent,
-        run_dir=out.resolve(),
-        store=EvidenceStore(out),
-        code_sha256=source_sha256(),
-        on_progress=on_progress,
-    )
-    for phase in phases_of(config.sweep.points):
-        if phase.name in _BEFORE_A_PROBE:
-            finding = phase.run(ctx)
-            if not finding.green:
-                raise LeadlineError(f"{phase.title} is red: {finding.reason}")
-            ctx.store.record(
-                phase.name,
-                green=True,
-                reason="",
-                inputs=phase.inputs(ctx),
-                data=finding.data,
+    with explained_os_errors(out):
+        (out / "work").mkdir(parents=True, exist_ok=True)
+    with alone_in(out):
+        if (out / LOCK_FILE).exists():
+            raise LockError(
+                f"{out} is a locked run, and a probe would replace its evidence; "
+                "choose another --out"
             )
-    request = point_request(ctx, points[point_name])
-    if steps is not None:
-        request = replace(request, steps=steps, seconds=None)
-    return run_probe(request, ctx.work_dir, f"probe-{point_name}", on_progress)
+        ctx = GateContext(
+            config=config,
+            base_dir=path.resolve().parent,
+            run_dir=out.resolve(),
+            store=EvidenceStore(out),
+            code_sha256=source_sha256(),
+            on_progress=on_progress,
+        )
+        _prepare(ctx)
+        request = point_request(ctx, points[point_name])
+        if steps is not None:
+            request = replace(request, steps=steps, seconds=None)
+        return run_probe(request, ctx.work_dir, f"probe-{point_name}", on_progress)
+
+
+def _prepare(ctx: GateContext) -> None:
+    """Record environment and data, which must be green."""
+    for phase in phases_of(ctx.config.sweep.points):
+        if phase.name not in _BEFORE_A_PROBE:
+            continue
+        finding = phase.run(ctx)
+        if not finding.green:
+            raise LeadlineError(f"{phase.title} is red: {finding.reason}")
+        ctx.store.record(
+            phase.name, green=True, reason="", inputs=phase.inputs(ctx), data=finding.data
+        )

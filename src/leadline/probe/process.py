@@ -8,9 +8,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from leadline.core import errors
+from leadline.core.atomic import explained_os_errors
 from leadline.core.errors import LeadlineError, ProbeError
 from leadline.probe.progress import Progress, parse_progress
 from leadline.probe.request import Request, kind_of, write_request
@@ -34,7 +35,8 @@ def run_probe(
     result_path = work_dir / f"{name}.result.json"
     log_path = work_dir / f"{name}.log"
     write_request(request_path, request)
-    result_path.unlink(missing_ok=True)
+    with explained_os_errors(result_path):
+        result_path.unlink(missing_ok=True)
     command = [
         sys.executable,
         "-m",
@@ -42,7 +44,7 @@ def run_probe(
         str(request_path),
         str(result_path),
     ]
-    with log_path.open("wb") as log:
+    with _log(log_path) as log:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -71,6 +73,11 @@ def run_probe(
         raise _rebuilt(result["kind"], result["message"])
     data: dict[str, Any] = result["data"]
     return data
+
+
+def _log(path: Path) -> BinaryIO:
+    with explained_os_errors(path):
+        return path.open("wb")
 
 
 def _ending(kind: str, name: str, code: int, log_path: Path) -> str:
