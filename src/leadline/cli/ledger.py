@@ -1,8 +1,10 @@
 """`leadline ledger`: read and verify a hash-chained ledger."""
 
+import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,7 +15,7 @@ app = typer.Typer(help="Read and verify a hash-chained ledger.", no_args_is_help
 PathArgument = Annotated[
     Path, typer.Argument(metavar="PATH", help="Ledger file, or a run directory that holds one.")
 ]
-_SHOWN_DATA_CHARACTERS = 200
+_SECONDS_CHARACTERS = 19  # of 2026-01-02T03:04:05.678901Z
 
 
 @app.command()
@@ -60,21 +62,29 @@ def verify(path: PathArgument, json_output: JsonOption = False) -> None:
         raise typer.Exit(1)
 
 
-def _print_table(entries: list[dict[str, object]]) -> None:
-    import json
-
+def _print_table(entries: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(box=None, pad_edge=False)
-    table.add_column("seq", justify="right")
-    for name in ("time", "kind", "data", "hash"):
-        table.add_column(name, overflow="fold")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("seq", justify="right", no_wrap=True)
+    for name in ("time", "kind", "hash"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("data", no_wrap=True, overflow="ellipsis")
     for entry in entries:
-        data = json.dumps(entry["data"], ensure_ascii=False, sort_keys=True)
-        if len(data) > _SHOWN_DATA_CHARACTERS:
-            data = data[:_SHOWN_DATA_CHARACTERS] + "..."
-        cells = (entry["seq"], entry["time"], entry["kind"], data, str(entry["hash"])[:12])
+        time = str(entry["time"])[:_SECONDS_CHARACTERS]
+        cells = (entry["seq"], time, entry["kind"], str(entry["hash"])[:12], _told(entry["data"]))
         table.add_row(*(escape(str(cell)) for cell in cells))
     Console(highlight=False).print(table)
+
+
+def _told(data: Mapping[str, Any]) -> str:
+    """The data on one line, what a reader looks for first; --json has all of it."""
+    first = [str(data[key]) for key in ("name", "verdict") if key in data]
+    rest = [
+        f"{key} {value if not isinstance(value, (list, dict)) else json.dumps(value)}"
+        for key, value in sorted(data.items(), key=lambda item: "sha256" in item[0])
+        if key not in ("name", "verdict", "inputs") and value != ""
+    ]
+    return ", ".join([" ".join(first), *rest] if first else rest)
