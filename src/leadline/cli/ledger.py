@@ -1,6 +1,8 @@
 """`leadline ledger`: read and verify a hash-chained ledger."""
 
 import json
+import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -38,7 +40,7 @@ def show(
     if json_output:
         print_json(entries)
     else:
-        _print_table(entries)
+        _print_lines(entries)
 
 
 @app.command()
@@ -62,21 +64,14 @@ def verify(path: PathArgument, json_output: JsonOption = False) -> None:
         raise typer.Exit(1)
 
 
-def _print_table(entries: list[dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("seq", justify="right", no_wrap=True)
-    for name in ("time", "kind", "hash"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("data", no_wrap=True, overflow="ellipsis")
+def _print_lines(entries: list[dict[str, Any]]) -> None:
+    """One line an entry; cut to the terminal's width, whole where the output goes elsewhere."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    kinds = max((len(entry["kind"]) for entry in entries), default=0)
     for entry in entries:
-        time = str(entry["time"])[:_SECONDS_CHARACTERS]
-        cells = (entry["seq"], time, entry["kind"], str(entry["hash"])[:12], _told(entry["data"]))
-        table.add_row(*(escape(str(cell)) for cell in cells))
-    Console(highlight=False).print(table)
+        time = entry["time"][:_SECONDS_CHARACTERS]
+        line = f"{entry['seq']:>4}  {time}  {entry['kind']:{kinds}}  {entry['hash'][:12]}  "
+        typer.echo((line + _told(entry["data"]))[:width])
 
 
 def _told(data: Mapping[str, Any]) -> str:
