@@ -9,6 +9,7 @@
     |-- LockError            1  a lock that exists, differs or is not backed by its ledger
     |-- EnvironmentUnfitError 1 the machine cannot run what was asked
     |-- ProbeError           1  a measurement could not be taken
+    |-- NonFiniteStateError  1  weights or optimizer state hold NaN or Inf
     `-- GateRedError         3  the gate is complete in its work and red in its verdict
 
 A class exists only where a caller acts differently. Every message is one
@@ -55,6 +56,10 @@ class EnvironmentUnfitError(LeadlineError):
 
 class ProbeError(LeadlineError):
     """A measurement failed for a reason other than its own verdict."""
+
+
+class NonFiniteStateError(LeadlineError):
+    """Weights or optimizer state hold NaN or Inf, so they must not replace a usable checkpoint."""
 
 
 class GateRedError(LeadlineError):

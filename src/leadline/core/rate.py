@@ -9,6 +9,7 @@ import math
 import statistics
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 
 _NS_PER_S = 1_000_000_000
 _BATCHES = 10
@@ -62,11 +63,11 @@ def tok_s_floor(window: Window) -> int:
 def interval_95(timing: Timing) -> tuple[float, float]:
     """95 % confidence interval of tok/s from the means of ten consecutive stretches."""
     rate = float(timing.whole.tok_s)
-    size = max(1, len(timing.step_ns) // _BATCHES)
-    means = [
-        statistics.fmean(timing.step_ns[start : start + size])
-        for start in range(0, size * (len(timing.step_ns) // size), size)
-    ][:_BATCHES]
+    count = len(timing.step_ns)
+    stretches = min(_BATCHES, count)
+    # Borders, not a size: the stretches cover the window to its last step.
+    borders = [number * count // stretches for number in range(stretches + 1)]
+    means = [statistics.fmean(timing.step_ns[a:b]) for a, b in pairwise(borders)]
     if len(means) < 2:
         return 0.0, math.inf
     centre = statistics.fmean(means)

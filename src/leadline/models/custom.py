@@ -67,7 +67,8 @@ def load_workload(
     """Import `file.py:name` and make a workload of it.
 
     Raises:
-        UsageError: the file or name is missing, importing it fails, or it is no workload.
+        UsageError: the file or name is missing, importing it fails, it is no workload, or
+            arguments are given to what takes none.
     """
     file_name, colon, name = object.partition(":")
     file = (base_dir / file_name).resolve()
@@ -80,6 +81,11 @@ def load_workload(
     if found is None:
         raise UsageError(f"{file} defines no {name!r}; name a workload or a function returning one")
     made = found if isinstance(found, Workload) and not isinstance(found, type) else None
+    if made is not None and args:
+        raise UsageError(
+            f"[workload.args] are given and {object} is a workload already, which takes none; "
+            "name a function that returns one, or leave the arguments out"
+        )
     if made is None and callable(found):
         made = found(**(args or {}))
     if not isinstance(made, Workload):

@@ -24,6 +24,7 @@ from leadline.probe import nvml
 
 MIN_CAPABILITY = (8, 0)
 """Ampere: the first generation whose tensor cores take bf16."""
+_PIN = re.compile(r"^\s*([A-Za-z0-9._-]+)\s*(?:\[[^\]\n]*\])?\s*==\s*([^\s;,\\#]+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,7 +124,8 @@ def bf16_on_cuda(capability: tuple[int, int], arch_list: Sequence[str]) -> Verdi
     """Judge a device by its own capability and the architectures the wheel was built for.
 
     A binary for sm_XY runs on devices of the same major version and at least minor Y;
-    PTX (`compute_XY`) is compiled by the driver for anything newer.
+    PTX (`compute_XY`) is compiled by the driver for anything newer. Code of a family (`f`)
+    stays within the major version, code of one architecture (`a`) runs on that one alone.
     """
     major, minor = capability
     if capability < MIN_CAPABILITY:
@@ -133,18 +135,25 @@ def bf16_on_cuda(capability: tuple[int, int], arch_list: Sequence[str]) -> Verdi
             "rent an Ampere or newer card",
         )
     for name in arch_list:
-        match = re.fullmatch(r"(sm|compute)_(\d+)(\d)[af]?", name)
-        if match is None:
-            continue
-        kind, built = match[1], (int(match[2]), int(match[3]))
-        binary = kind == "sm" and built[0] == major and built[1] <= minor
-        if binary or (kind == "compute" and built <= capability):
+        if _runs_on(name, capability):
             return Verdict(legal=True, why=f"legal: capability {major}.{minor}, built for {name}")
     return Verdict(
         legal=False,
         why=f"this torch is built for {', '.join(arch_list) or 'no GPU'}, not for capability "
         f"{major}.{minor}; install a build for this card",
     )
+
+
+def _runs_on(architecture: str, capability: tuple[int, int]) -> bool:
+    match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", architecture)
+    if match is None:
+        return False
+    kind, built, limit = match[1], (int(match[2]), int(match[3])), match[4]
+    if limit == "a":
+        return built == capability
+    if kind == "sm" or limit == "f":
+        return built[0] == capability[0] and built[1] <= capability[1]
+    return built <= capability
 
 
 def run_attention_kernel(device_type: str) -> tuple[str, str]:
@@ -169,25 +178,41 @@ def run_attention_kernel(device_type: str) -> tuple[str, str]:
 
 def installed_distributions() -> dict[str, str]:
     """Every installed distribution and its version, by normalised name."""
-    return {
-        _normal(name): item.version
-        for item in metadata.distributions()
-        if (name := item.metadata["Name"])
-    }
+    found: dict[str, str] = {}
+    for item in metadata.distributions():
+        if name := item.metadata["Name"]:
+            # Of two on the path, the first is the one that is imported.
+            found.setdefault(_normal(name), item.version)
+    return found
 
 
 def unpinned_in(requirements: Path, distributions: Mapping[str, str]) -> list[str]:
-    """Packages whose installed version is not the one pinned with `==` in *requirements*."""
+    """Packages whose installed version is not the one pinned with `==` in *requirements*.
+
+    Raises:
+        EnvironmentUnfitError: the file cannot be read, or pins nothing.
+    """
     try:
         text = requirements.read_text("utf-8")
     except OSError as error:
         raise EnvironmentUnfitError(
-            f"the pinned requirements {requirements} cannot be read: {error.strerror}"
+            f"the pinned requirements {requirements} cannot be read: {error.strerror}; "
+            "check [environment] requirements"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise EnvironmentUnfitError(
+            f"the pinned requirements {requirements} are not UTF-8 text: {error.reason} at byte "
+            f"{error.start}; check [environment] requirements"
         ) from error
     pins: dict[str, set[str]] = {}
-    for name, version in re.findall(r"^([A-Za-z0-9._-]+)==([^\s;\\]+)", text, flags=re.MULTILINE):
+    for name, version in _PIN.findall(text):
         # A universal lock pins a package once for each Python it resolves differently on.
         pins.setdefault(_normal(name), set()).add(version.split("+")[0])
+    if not pins:
+        raise EnvironmentUnfitError(
+            f"{requirements} pins no package with ==, so nothing can be held against it; "
+            "name a lock file or leave [environment] requirements out"
+        )
     return [
         f"{name} {distributions[name]} instead of {' or '.join(sorted(versions))}"
         for name, versions in sorted(pins.items())

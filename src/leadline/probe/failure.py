@@ -6,11 +6,22 @@ _CPU_ALLOCATOR_WORDS = "DefaultCPUAllocator"
 """A CPU allocation that fails is a plain RuntimeError; its text names the allocator."""
 
 
+_CUDA_OUT_OF_MEMORY = 2
+"""cudaErrorMemoryAllocation: what a driver call outside torch's allocator ends with."""
+_CUBLAS_WORDS = "CUBLAS_STATUS_ALLOC_FAILED"
+"""cuBLAS allocates its workspace itself; torch reports it as a plain RuntimeError."""
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """True for a device or host allocation that failed."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    return isinstance(error, RuntimeError) and _CPU_ALLOCATOR_WORDS in str(error)
+    if isinstance(error, torch.AcceleratorError):
+        return getattr(error, "error_code", None) == _CUDA_OUT_OF_MEMORY
+    text = str(error)
+    return isinstance(error, RuntimeError) and (
+        _CPU_ALLOCATOR_WORDS in text or _CUBLAS_WORDS in text
+    )
 
 
 def first_line(error: BaseException) -> str:

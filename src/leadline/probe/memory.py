@@ -14,6 +14,8 @@ from typing import Protocol, Self
 import psutil
 import torch
 
+from leadline.core.errors import ProbeError
+
 _SAMPLE_SECONDS = 0.1
 
 
@@ -117,6 +119,8 @@ class MemoryWatch:
 
     def __init__(self, memory: DeviceMemory) -> None:
         self._memory = memory
+        self._lock = threading.Lock()
+        self._failure: Exception | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="memory-watch", daemon=True)
         self.start_bytes = memory.used_bytes()
@@ -124,9 +128,10 @@ class MemoryWatch:
 
     def sample(self) -> int:
         """Take a reading now and keep it if it is the largest."""
-        used = self._memory.used_bytes()
-        self._memory.allocated_bytes()
-        self.peak_bytes = max(self.peak_bytes, used)
+        with self._lock:  # two threads sample, and the larger reading must win
+            used = self._memory.used_bytes()
+            self._memory.allocated_bytes()
+            self.peak_bytes = max(self.peak_bytes, used)
         return used
 
     def __enter__(self) -> Self:
@@ -139,13 +144,26 @@ class MemoryWatch:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """Stop sampling.
+
+        Raises:
+            ProbeError: a reading failed in between, so the peak may have been missed.
+        """
         self._stop.set()
         self._thread.join()
         self.sample()
+        if self._failure is not None and error is None:
+            raise ProbeError(
+                f"the device's memory could not be read to the end: {self._failure}; "
+                "its peak is not known, measure again"
+            ) from self._failure
 
     def _run(self) -> None:
-        while not self._stop.wait(_SAMPLE_SECONDS):
-            self.sample()
+        try:
+            while not self._stop.wait(_SAMPLE_SECONDS):
+                self.sample()
+        except Exception as error:  # told where the block ends
+            self._failure = error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from leadline.core.errors import NonFiniteStateError
 from leadline.core.peaks import utilisation
 from leadline.core.rate import interval_95, timing_problems, tok_s_floor
 from leadline.data.loader import TokenLoader
@@ -127,7 +128,11 @@ def _measure_all(
     progress("checkpoint", 0)
     folder = Path(request.checkpoint_dir) / f"trial-{request.name}"
     shutil.rmtree(folder, ignore_errors=True)
-    written = write_checkpoint(folder, step, loader.state())
+    try:
+        written = write_checkpoint(folder, step, loader.state())
+    except NonFiniteStateError as error:  # a finding about the point, not a failed measurement
+        record.problems.append(str(error))
+        return
     watch.sample()
     shutil.rmtree(folder)
     record.data["checkpoint"] = {"bytes": written.bytes, "seconds": written.wall_ns / 1e9}
@@ -241,6 +246,8 @@ def _evaluate(
     growth = growth_problem(held, memory.noise_bytes)
     if growth:
         record.problems.append(growth)
+    if any(_finite(loss) is None for loss in losses):
+        record.problems.append("the eval loss is NaN or Inf")
     record.data["eval"] = {
         "batch": request.eval_batch,
         "batches": request.eval_batches,

@@ -98,5 +98,5 @@ def read_request(path: Path) -> Request:
         if "subject" in content:
             content["subject"] = Subject(**content["subject"])
         return cls(**content)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ProbeError(f"{path} is not a probe request: {error}") from error

@@ -2,7 +2,8 @@
 
 A checkpoint holds what the next step needs: weights, optimizer state, random states,
 the loader's position and the step. It is written to a temporary folder, fsynced and
-renamed, so a folder under a final name is always complete.
+renamed, so a folder under a final name is always complete. State that holds NaN or Inf
+is refused before anything is written: the older checkpoint is the one worth having.
 """
 
 import os
@@ -10,19 +11,20 @@ import random
 import shutil
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from leadline.core.atomic import explained_os_errors, fsync_folder
-from leadline.core.errors import LeadlineError
+from leadline.core.errors import LeadlineError, NonFiniteStateError
 from leadline.train.step import TrainStep
 
 
@@ -33,7 +35,7 @@ class WrittenCheckpoint:
     path: Path
     bytes: int
     wall_ns: int
-    """From the first byte to the folder's fsync."""
+    """From the check of the state to the folder's fsync."""
 
 
 def write_checkpoint(
@@ -42,6 +44,7 @@ def write_checkpoint(
     """Write the state after the last finished step to the folder *path*, which must not exist.
 
     Raises:
+        NonFiniteStateError: a weight or optimizer state holds NaN or Inf; nothing is written.
         LeadlineError: *path* exists or may not be written.
         DiskSpaceError: the disk is full; nothing is left behind.
     """
@@ -49,11 +52,13 @@ def write_checkpoint(
         raise LeadlineError(f"checkpoint {path} exists; a finished checkpoint is never replaced")
     temporary = path.with_name(f".{path.name}.tmp")
     start_ns = time.perf_counter_ns()
+    state = _state_of(step, loader_state)
+    _refuse_non_finite(state, step.steps_done)
     with explained_os_errors(path):
         shutil.rmtree(temporary, ignore_errors=True)  # a killed write left it
         temporary.mkdir(parents=True)
         try:
-            _save(temporary, _state_of(step, loader_state))
+            _save(temporary, state)
             size = _sync_tree(temporary)
             temporary.replace(path)
         except BaseException:
@@ -77,6 +82,29 @@ def _state_of(step: TrainStep, loader_state: Mapping[str, int | str]) -> dict[st
             "python": random.getstate(),
         },
     }
+
+
+def _refuse_non_finite(state: Mapping[str, Any], step: int) -> None:
+    bad = [
+        name
+        for part in ("model", "optimizer")
+        for name, tensor in _tensors(part, state[part])
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all())
+    ]
+    if bad:
+        more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+        raise NonFiniteStateError(
+            f"no checkpoint is written after step {step}: NaN or Inf in {bad[0]}{more}; "
+            "go on from the newest checkpoint, whose state is finite"
+        )
+
+
+def _tensors(name: str, value: object) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _tensors(f"{name}.{key}", item)
 
 
 def _save(folder: Path, state: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ autocast in bf16. fp32 means: autocast off and TF32 off, whatever the environmen
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from typing import Any
 
 import torch
 
@@ -23,17 +24,36 @@ class Precision(StrEnum):
 @contextmanager
 def precision_context(precision: Precision, device_type: str) -> Iterator[None]:
     """Run the block in *precision*; every global setting is put back afterwards."""
-    before = torch.get_float32_matmul_precision()
-    cudnn_before = torch.backends.cudnn.allow_tf32
-    # Even the bf16 lane keeps TF32 off: what autocast leaves in fp32 was left there on purpose.
+    with (
+        # Even the bf16 lane: what autocast leaves in fp32 was left there on purpose.
+        exact_fp32_products(),
+        torch.autocast(device_type, dtype=torch.bfloat16, enabled=precision is Precision.BF16),
+    ):
+        yield
+
+
+@contextmanager
+def exact_fp32_products() -> Iterator[None]:
+    """Run the block with no fp32 product taken in fewer bits; for the backward, too.
+
+    torch has an older and a newer way to say it, and refuses to read one where only the
+    other was used. Both are set, so that either may be read inside.
+    """
+    old, cudnn_old = _old_matmul_precision(), _old_cudnn_tf32()
+    new = [(owner, owner.fp32_precision) for owner in _product_settings()]
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
+    for owner, _ in new:
+        owner.fp32_precision = "ieee"
     try:
-        with torch.autocast(device_type, dtype=torch.bfloat16, enabled=precision is Precision.BF16):
-            yield
+        yield
     finally:
-        torch.set_float32_matmul_precision(before)
-        torch.backends.cudnn.allow_tf32 = cudnn_before
+        if old is not None:
+            torch.set_float32_matmul_precision(old)
+        if cudnn_old is not None:
+            torch.backends.cudnn.allow_tf32 = cudnn_old
+        for owner, value in new:
+            owner.fp32_precision = value
 
 
 def matmul_error(device: torch.device, seed: int = 0) -> float:
@@ -49,3 +69,29 @@ def matmul_error(device: torch.device, seed: int = 0) -> float:
     exact = left.float().double() @ right.float().double()
     product = (left.float().to(device) @ right.float().to(device)).cpu().double()
     return float((product - exact).norm() / exact.norm())
+
+
+def _product_settings() -> tuple[Any, ...]:
+    backends: Any = torch.backends  # its stubs lag behind its attributes
+    return (
+        backends.cuda.matmul,
+        backends.cudnn.conv,
+        backends.cudnn.rnn,
+        backends.mkldnn.matmul,
+        backends.mkldnn.conv,
+        backends.mkldnn.rnn,
+    )
+
+
+def _old_matmul_precision() -> str | None:
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return None  # set in the newer way; there is nothing older to put back
+
+
+def _old_cudnn_tf32() -> bool | None:
+    try:
+        return torch.backends.cudnn.allow_tf32
+    except RuntimeError:
+        return None  # as above

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from leadline.core.schedule import Schedule
 from leadline.models.workload import Workload
-from leadline.train.precision import Precision, precision_context
+from leadline.train.precision import Precision, exact_fp32_products, precision_context
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +67,8 @@ class TrainStep:
             group["lr"] = rate
         with precision_context(self.precision, self.device.type):
             loss = self.workload.loss(self.model, inputs, targets)
-        loss.backward()
+        with exact_fp32_products():  # autocast is for the forward only
+            loss.backward()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
