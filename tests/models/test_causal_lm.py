@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from leadline.core.errors import UsageError
-from leadline.models.workload import Workload, num_parameters, open_workload
+from leadline.models.opening import open_workload
+from leadline.models.workload import Workload, num_parameters
 
 DENSE: dict[str, Any] = {
     "vocab_size": 64,

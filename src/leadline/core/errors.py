@@ -9,8 +9,9 @@
     |-- LockError            1  a lock that exists, differs or is not backed by its ledger
     |-- EnvironmentUnfitError 1 the machine cannot run what was asked
     |-- ProbeError           1  a measurement could not be taken
-    |-- NonFiniteStateError  1  weights or optimizer state hold NaN or Inf
-    `-- GateRedError         3  the gate is complete in its work and red in its verdict
+    `-- NonFiniteStateError  1  weights or optimizer state hold NaN or Inf
+
+A gate that is red is a result and no error; its command leaves with code 3.
 
 A class exists only where a caller acts differently. Every message is one
 sentence that says what was checked, the value seen, the value wanted, and
@@ -60,9 +61,3 @@ class ProbeError(LeadlineError):
 
 class NonFiniteStateError(LeadlineError):
     """Weights or optimizer state hold NaN or Inf, so they must not replace a usable checkpoint."""
-
-
-class GateRedError(LeadlineError):
-    """At least one evidence line is missing or red."""
-
-    exit_code = 3

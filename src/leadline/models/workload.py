@@ -1,4 +1,4 @@
-"""What a probe can train: the protocol, and how a configuration names a workload.
+"""What a probe can train: the protocol, and the two sizes of a built model.
 
 A workload knows how to build one model in fp32, how to compute its loss on a batch
 and how it likes to be compiled. It knows nothing of optimisers, precision, data
@@ -6,15 +6,10 @@ files or timing; those belong to the probe, so that every model is judged alike.
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-
-from leadline.core.errors import UsageError
-
-KINDS = ("dual-mind", "transformers", "python")
 
 
 @runtime_checkable
@@ -44,34 +39,6 @@ class Workload(Protocol):
 
     def identity(self) -> Mapping[str, Any]:
         """Everything that changes the model, as JSON without floats; goes into the lock."""
-
-
-def open_workload(spec: Mapping[str, Any], base_dir: Path) -> Workload:
-    """Build the workload that a `[workload]` table describes.
-
-    Relative paths are taken from *base_dir*, the folder of the configuration.
-
-    Raises:
-        UsageError: the kind is unknown, or a key is missing, unknown or out of range.
-    """
-    options = dict(spec)
-    kind = options.pop("kind", None)
-    try:
-        if kind == "dual-mind":
-            from leadline.models.dualmind import DualMindWorkload
-
-            return DualMindWorkload.from_spec(**options)
-        if kind == "transformers":
-            from leadline.models.causal_lm import CausalLMWorkload
-
-            return CausalLMWorkload.from_spec(base_dir=base_dir, **options)
-        if kind == "python":
-            from leadline.models.custom import load_workload
-
-            return load_workload(base_dir=base_dir, **options)
-    except TypeError as error:
-        raise UsageError(f"[workload] kind {kind!r} does not take these keys: {error}") from error
-    raise UsageError(f"[workload] kind is {kind!r}; known kinds: {', '.join(KINDS)}")
 
 
 def num_parameters(model: nn.Module) -> int:

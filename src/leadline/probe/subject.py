@@ -8,7 +8,8 @@ from torch import Tensor
 
 from leadline.core.errors import DataError
 from leadline.data import load_manifest
-from leadline.models.workload import Workload, open_workload
+from leadline.models.opening import open_workload
+from leadline.models.workload import Workload
 from leadline.probe.request import Subject
 
 
