@@ -165,7 +165,8 @@ class Probes:
         data = measured(request.name, request.micro_batch, request.seq_len, rate)
         data["eval"]["batch"] = request.eval_batch
         data |= self.points.get(request.name, {})
-        return {key: value for key, value in data.items() if value is not None or key == "failed_phase"}
+        kept = ("failed_phase",)
+        return {key: value for key, value in data.items() if value is not None or key in kept}
 
 
 @dataclass(kw_only=True)
@@ -207,7 +208,8 @@ class GateDouble:
 def make_double(folder: Path, shards: Path) -> GateDouble:
     """A gate that is green: 257 byte ids, three points, a window of an hour."""
     points = [
-        {"name": name, "micro_batch": batch, "seq_len": seq} for name, (batch, seq) in POINTS.items()
+        {"name": name, "micro_batch": batch, "seq_len": seq_len}
+        for name, (batch, seq_len) in POINTS.items()
     ]
     (folder / "model.py").write_text("# stands for a model of the user's own\n", encoding="utf-8")
     tables: dict[str, Any] = {

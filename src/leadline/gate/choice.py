@@ -24,7 +24,7 @@ def choose(points: Sequence[Evidence]) -> Finding:
         return Finding(
             green=False,
             reason=f"no point may be used ({told}); make micro_batch or seq_len smaller, "
-            "or free the device",
+            "or free the device and run the gate again",
             data={"reasons": reasons},
         )
     best = max(usable, key=lambda data: (data["tok_s"], -data["memory"]["device_peak_bytes"]))

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from leadline.core.errors import UsageError
+from leadline.train.settings import settings_from
 
 Positive = Annotated[int, Field(ge=1)]
 MIN_POINTS = 3
@@ -217,9 +218,11 @@ def load_config(path: Path) -> tuple[GateConfig, bytes]:
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"configuration {path} is not TOML: {error}") from error
     try:
-        return GateConfig.model_validate(_decimals(table)), content
+        config = GateConfig.model_validate(_decimals(table))
     except ValidationError as error:
         raise UsageError(f"{path.name}: {_sentence(error)}") from error
+    settings_from(config.optimizer)
+    return config, content
 
 
 _DECIMAL_KEYS = frozenset(

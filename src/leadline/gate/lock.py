@@ -22,6 +22,7 @@ from leadline.core.lockfile import (
 )
 from leadline.gate.context import GateContext, exact_json
 from leadline.gate.lock_check import lock_problems
+from leadline.train.settings import exact_settings, settings_from
 
 __all__ = ["ARITHMETIC_KIND", "finish_lock", "lock_problems"]
 
@@ -120,7 +121,7 @@ def _payload(ctx: GateContext, found: Mapping[str, Evidence]) -> dict[str, Any]:
         "twin_worst_delta": f"{twin['worst_delta']:.6f}",
         "workload": exact_json(config.workload),
         "workload_files": ctx.workload_files(),
-        "optimizer": exact_json(config.optimizer),
+        "optimizer": exact_settings(settings_from(config.optimizer)),
         "manifest_sha256": pack["manifest_sha256"],
         "train_tokens": pack["train_tokens"],
         "environment_fingerprint": environment["fingerprint"],

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 
 from leadline.cloud.disposition import LocalProvider
 from leadline.core.canonical import sha256_json
+from leadline.core.evidence import Evidence
 from leadline.core.gate import PROBE_PREFIX
 from leadline.gate.arithmetic import budget_finding, checkpoint_finding
 from leadline.gate.choice import choose
@@ -21,6 +22,12 @@ from leadline.probe.request import EnvironmentRequest, PointRequest, TwinRequest
 
 _BACK_TO_START_PERCENT = 1
 """Of the device: what the points may differ by in memory used before they begin."""
+
+
+def _never(ctx: GateContext, there: Evidence) -> bool:
+    """Evidence of the same inputs stands."""
+    del ctx, there
+    return False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +42,8 @@ class Phase:
     """Set on phases that always run: keys whose equality keeps the evidence already there."""
     goes_on: bool = False
     """True where a red finding does not make the next phase pointless."""
+    again: Callable[[GateContext, Evidence], bool] = _never
+    """Whether evidence that is there, green and of the same inputs is still found anew."""
 
 
 def phases_of(points: tuple[PointTable, ...]) -> tuple[Phase, ...]:
@@ -135,7 +144,17 @@ def _probe_phase(point: PointTable) -> Phase:
         ),
         run=lambda ctx: _probe(ctx, point),
         goes_on=True,
+        again=_deserves_another_try,
     )
+
+
+def _deserves_another_try(ctx: GateContext, there: Evidence) -> bool:
+    """True for an unusable point of a sweep that left nothing to choose.
+
+    Running the gate again is what its owner does after freeing or cooling the card.
+    """
+    choice = ctx.store.read().get("choice")
+    return choice is not None and not choice.green and there.data["status"] != "ok"
 
 
 def _probe(ctx: GateContext, point: PointTable) -> Finding:

@@ -136,10 +136,10 @@ def _run_phases(ctx: GateContext, config: GateConfig, events: GateEvents) -> Non
 def _run_phase(ctx: GateContext, phase: Phase) -> tuple[Evidence, bool]:
     inputs = phase.inputs(ctx)
     there = ctx.store.reusable(phase.name, inputs)
-    if there is not None and not phase.same:
+    if there is not None and not phase.same and not phase.again(ctx, there):
         return there, True
     finding = _found(ctx, phase.run)
-    if there is not None and finding.green and _agree(there, finding, phase.same):
+    if there is not None and phase.same and finding.green and _agree(there, finding, phase.same):
         return there, True
     recorded = ctx.store.record(
         phase.name,
@@ -219,7 +219,7 @@ def alone_in(run_dir: Path) -> Iterator[None]:
         raise LockError(
             f"another gate is at work in {run_dir}; wait for it or choose another --out"
         ) from error
-    except OSError as error:
+    except OSError:
         with atomic.explained_os_errors(guard_path):
             raise
     try:
