@@ -1,5 +1,6 @@
 """What all tests share: one thread per process, tiny shards of text, the tiny workloads."""
 
+import errno
 import os
 import random
 from pathlib import Path
@@ -58,3 +59,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every fsync fails for lack of space: the last moment a full disk can be noticed."""
+
+    def no_space(_handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", no_space)
