@@ -34,7 +34,8 @@ from leadline.probe.subject import open_subject, to_device
 from leadline.probe.timing import Span, measure
 from leadline.train.checkpoint import write_checkpoint
 from leadline.train.precision import Precision
-from leadline.train.step import StepSettings, TrainStep
+from leadline.train.settings import settings_from
+from leadline.train.step import TrainStep
 
 
 @dataclass(slots=True)
@@ -114,7 +115,7 @@ def _measure_all(
         workload,
         device=device,
         precision=Precision.BF16,
-        settings=StepSettings(**subject.optimizer),
+        settings=settings_from(subject.optimizer),
         seed=subject.seed,
     )
     record.data["parameters"] = num_parameters(step.model)

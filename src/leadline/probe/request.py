@@ -24,7 +24,7 @@ class Subject:
     """`cuda` or `cpu`."""
     seed: int
     optimizer: Mapping[str, Any] = field(default_factory=dict)
-    """Keys of `train.step.StepSettings`."""
+    """Keys of `train.settings.StepSettings`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

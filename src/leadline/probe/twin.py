@@ -23,7 +23,8 @@ from leadline.probe.request import Subject, TwinRequest
 from leadline.probe.subject import open_subject, to_device
 from leadline.probe.verdict import MATMUL_ERROR_LIMIT, Lane, TwinVerdict, judge_twin
 from leadline.train.precision import Precision, matmul_error, precision_context
-from leadline.train.step import StepSettings, TrainStep
+from leadline.train.settings import settings_from
+from leadline.train.step import TrainStep
 
 _LOCATE_ROWS = 2
 """Sequences the locator replays: it keeps every module's inputs, and two show a module's error."""
@@ -155,7 +156,7 @@ def _new_step(
         workload,
         device=device,
         precision=precision,
-        settings=StepSettings(**subject.optimizer),
+        settings=settings_from(subject.optimizer),
         seed=subject.seed,
     )
 

@@ -5,28 +5,13 @@ up linearly. No loss scaling: bf16 has fp32's range, so the norm that is clipped
 reported is the true one.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 
 from leadline.core.schedule import Schedule
 from leadline.models.workload import Workload
 from leadline.train.precision import Precision, exact_fp32_products, precision_context
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepSettings:
-    """What an optimiser step is made of."""
-
-    learning_rate: float = 6e-4
-    warmup_steps: int = 500
-    """Linear warm-up from zero. Long enough that two lanes stay together: at 139.7 M and 6e-4 on
-    an H200 the twin parted by 0.22 nats after 200 steps of warm-up and by 0.01 inside 500."""
-    weight_decay: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.95
-    clip_norm: float = 1.0
+from leadline.train.settings import StepSettings
 
 
 class TrainStep:
