@@ -17,6 +17,7 @@ from leadline.core.errors import UsageError
 from leadline.train.settings import settings_from
 
 Positive = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[Decimal, Field(ge=0)]
 MIN_POINTS = 3
 DEFAULT_SECONDS = 60.0
 
@@ -61,7 +62,7 @@ class TwinTable(_Table):
     steps: Positive = 200
     micro_batch: Positive = 8
     seq_len: Positive = 512
-    tolerance: Decimal = Decimal("0.05")
+    tolerance: NotNegative = Decimal("0.05")
     settle_steps: Annotated[int, Field(ge=0)] = 20
 
     @model_validator(mode="after")
@@ -103,11 +104,11 @@ DEFAULT_POINTS = (
 class SweepTable(_Table):
     """`[sweep]`: seconds or steps for each point, not both."""
 
-    seconds: Decimal | None = None
+    seconds: Annotated[Decimal, Field(gt=0)] | None = None
     steps: Annotated[int, Field(ge=2)] | None = None
     warmup_steps: Positive = 10
     memory_limit_percent: Annotated[int, Field(ge=1, le=100)] = 80
-    steady_percent: Decimal = Decimal(3)
+    steady_percent: NotNegative = Decimal(3)
     eval_batches: Annotated[int, Field(ge=3)] = 3
     """Evaluated at each point; from three on, growing memory shows."""
     points: Annotated[tuple[PointTable, ...], Field(strict=False)] = DEFAULT_POINTS
