@@ -138,7 +138,8 @@ def _finding(ctx: GateContext, report: PackReport, tarball_sha256: str | None) -
             "vocab_size": None if facts is None else facts.vocab_size,
             "dtype": None if facts is None else facts.dtype,
             "negative_control": control,
-            "secrets_found": 0,
+            # Packing refuses a secret, so a pack made here holds none; others are not scanned.
+            "secrets_found": None if ctx.config.data.text is None else 0,
             "free_bytes": report.free_bytes,
             "needed_bytes": report.needed_bytes,
         },

@@ -1,0 +1,203 @@
+"""The hash gate: no probe reads a byte that was not verified first."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from leadline.gate.lock import lock_problems
+from leadline.pack.build import build_pack
+
+from .double import GateDouble
+
+POINTER = (
+    b"version https://git-lfs.github.com/spec/v1\n"
+    b"oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 12345\n"
+)
+
+
+@pytest.fixture
+def own(gate: GateDouble, tiny_shards: Path) -> GateDouble:
+    """The gate over shards that a test may damage."""
+    shutil.copytree(tiny_shards, gate.folder / "shards")
+    gate.tables["data"]["shards"] = "shards"
+    return gate
+
+
+@pytest.fixture
+def packed(gate: GateDouble, tiny_shards: Path) -> GateDouble:
+    """The gate over a tarball."""
+    build_pack(tiny_shards, gate.folder / "packs", "corpus")
+    gate.tables["data"] = {"pack": "packs/corpus.tar", "epochs": 1000}
+    return gate
+
+
+@pytest.fixture
+def text(gate: GateDouble) -> GateDouble:
+    """The gate over a folder of text."""
+    for number in range(30):
+        path = gate.folder / "text" / f"{number}.txt"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"{number} fathoms and no bottom, " * 60, encoding="utf-8")
+    gate.tables["data"] = {
+        "text": "text",
+        "tokenizer": "bytes",
+        "eval_fraction": "0.2",
+        "epochs": 1000,
+    }
+    return gate
+
+
+def shard(folder: Path) -> Path:
+    return next((folder / "shards" / "train").glob("*.bin"))
+
+
+def truncate(folder: Path) -> None:
+    path = shard(folder)
+    path.write_bytes(path.read_bytes()[:-2])
+
+
+def flip(folder: Path) -> None:
+    path = shard(folder)
+    content = bytearray(path.read_bytes())
+    content[500] ^= 4
+    path.write_bytes(content)
+
+
+def point_to_lfs(folder: Path) -> None:
+    shard(folder).write_bytes(POINTER)
+
+
+def remove(folder: Path) -> None:
+    shard(folder).unlink()
+
+
+def add_stranger(folder: Path) -> None:
+    (folder / "shards" / "train" / "extra.bin").write_bytes(b"12")
+
+
+@pytest.mark.parametrize("damage", [truncate, flip, point_to_lfs, remove, add_stranger])
+def test_damaged_shards_are_red_before_any_measurement(
+    own: GateDouble, damage: Callable[[Path], None]
+) -> None:
+    damage(own.folder)
+    outcome = own.run()
+    assert outcome.status.red == ("hash_gate",)
+    assert "train/" in own.store.read()["pack"].reason
+    assert own.probes.measured == []
+
+
+def test_repaired_shards_let_the_gate_go_on(own: GateDouble) -> None:
+    content = shard(own.folder).read_bytes()
+    truncate(own.folder)
+    own.run()
+    shard(own.folder).write_bytes(content)
+    assert own.run().status.green
+
+
+def test_shards_damaged_between_two_attempts_are_red(own: GateDouble) -> None:
+    del own.tables["disposition"]
+    own.run()
+    flip(own.folder)
+    own.probes.calls.clear()
+    assert "hash_gate" in own.run().status.red
+    assert own.probes.measured == []
+
+
+def test_negative_control_is_on_the_record(own: GateDouble) -> None:
+    own.run()
+    control = own.store.read()["pack"].data["negative_control"]
+    assert control["found"] is True
+    assert "sha256" in control["said"]
+
+
+def test_blind_checker_turns_the_gate_red(own: GateDouble, monkeypatch: pytest.MonkeyPatch) -> None:
+    from leadline.pack.control import negative_control
+
+    blind = {**(negative_control.__kwdefaults__ or {}), "checker": lambda *_: None}
+    monkeypatch.setattr(negative_control, "__kwdefaults__", blind)
+    outcome = own.run()
+    assert outcome.status.red == ("hash_gate",)
+    assert "the checker is blind" in own.store.read()["pack"].reason
+
+
+def test_pack_is_verified_and_unpacked_into_the_run(packed: GateDouble) -> None:
+    assert packed.run().status.green
+    evidence = packed.store.read()["pack"].data
+    assert evidence["shards_dir"].startswith("data")
+    assert len(evidence["tarball_sha256"]) == 64
+    assert (packed.out / evidence["shards_dir"] / "manifest.json").is_file()
+    assert lock_problems(packed.out, deep=True) == []
+
+
+def test_tampered_pack_is_red_and_nothing_is_unpacked(packed: GateDouble) -> None:
+    path = packed.folder / "packs" / "corpus.tar"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    outcome = packed.run()
+    assert outcome.status.red == ("hash_gate",)
+    assert "is not whole" in packed.store.read()["pack"].reason
+    assert not (packed.out / "data").exists()
+
+
+def test_pack_without_its_manifest_is_red(packed: GateDouble) -> None:
+    (packed.folder / "packs" / "corpus.manifest.json").unlink()
+    packed.run()
+    assert "has no manifest" in packed.store.read()["pack"].reason
+
+
+def test_resumed_gate_does_not_unpack_again(packed: GateDouble) -> None:
+    del packed.tables["disposition"]
+    packed.run()
+    before = (packed.out / "data").stat().st_ino
+    shutil.rmtree(packed.folder / "packs")
+    packed.tables["disposition"] = {"next": "continue"}
+    assert packed.run().status.green
+    assert (packed.out / "data").stat().st_ino == before
+
+
+def test_unpacked_data_that_was_damaged_is_brought_in_again(packed: GateDouble) -> None:
+    del packed.tables["disposition"]
+    packed.run()
+    damaged = next((packed.out / "data").rglob("train/*.bin"))
+    damaged.write_bytes(b"")
+    assert "hash_gate" in packed.run().status.red
+    packed.tables["disposition"] = {"next": "continue"}
+    assert packed.run().status.green
+
+
+def test_text_goes_through_shards_and_a_pack(text: GateDouble) -> None:
+    assert text.run().status.green
+    data = text.store.read()["pack"].data
+    assert (data["vocab_size"], data["secrets_found"]) == (257, 0)
+    assert (text.out / "pack" / "data.tar").is_file()
+    assert lock_problems(text.out, deep=True) == []
+
+
+def test_shards_that_were_not_packed_here_are_not_called_free_of_secrets(own: GateDouble) -> None:
+    own.run()
+    assert own.store.read()["pack"].data["secrets_found"] is None
+
+
+def test_g35_corpus_smaller_than_one_batch_is_red_before_the_run(own: GateDouble) -> None:
+    own.tables["sweep"]["points"][1] |= {"micro_batch": 64, "seq_len": 4096}
+    outcome = own.run()
+    assert outcome.status.red == ("hash_gate",)
+    reason = own.store.read()["pack"].reason
+    assert "windows of 4096, fewer than one batch of 64" in reason
+    assert own.probes.measured == []
+
+
+def test_eval_split_smaller_than_one_batch_is_red_before_the_run(own: GateDouble) -> None:
+    own.tables["sweep"]["points"][1]["eval_batch"] = 2000
+    own.run()
+    assert "the eval split has" in own.store.read()["pack"].reason
+
+
+def test_g38_text_folder_with_an_lfs_pointer_is_red(text: GateDouble) -> None:
+    (text.folder / "text" / "big.txt").write_bytes(POINTER)
+    outcome = text.run()
+    assert outcome.status.red == ("hash_gate",)
+    assert "git-lfs" in text.store.read()["pack"].reason
