@@ -44,17 +44,20 @@ def run_probe(
         str(request_path),
         str(result_path),
     ]
-    with _log(log_path) as log:
-        process = subprocess.Popen(
+    with (
+        _log(log_path) as log,
+        subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
-            text=True,
+            encoding="utf-8",
+            errors="replace",  # a library may print anything
             # OpenMP's spinning threads, when anything else wants a core, made a small CPU step
             # 20 times slower; waiting costs nothing measurable. The caller's choice stands.
             env={"OMP_WAIT_POLICY": "passive", **os.environ},
-        )
+        ) as process,
+    ):
         try:
             assert process.stdout is not None
             for line in process.stdout:
@@ -64,7 +67,6 @@ def run_probe(
             code = process.wait()
         except BaseException:
             process.kill()
-            process.wait()
             raise
     if code != 0 or not result_path.exists():
         raise ProbeError(_ending(kind_of(request), name, code, log_path))
