@@ -29,6 +29,7 @@ class GateView(GateEvents):
             TimeElapsedColumn(),
             console=talk,
             transient=True,
+            disable=not talk.is_terminal,
         )
         self._task = self._bar.add_task("", total=None, step="", visible=False)
         self._title = ""
