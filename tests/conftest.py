@@ -3,7 +3,9 @@
 import errno
 import os
 import random
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 # Before torch loads, and inherited by every probe process.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -69,3 +71,26 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", no_space)
+
+
+@pytest.fixture(params=["untouched", "older setting", "newer setting", "newer setting of matmul"])
+def any_fp32_setting(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a workload's file may have done to fp32 products before it is measured."""
+    import torch
+
+    backends: Any = torch.backends
+    owners = [backends, backends.cudnn, backends.mkldnn, backends.cuda.matmul]
+    owners += [getattr(backends.cudnn, name) for name in ("conv", "rnn")]
+    owners += [getattr(backends.mkldnn, name) for name in ("matmul", "conv", "rnn")]
+    before = [(owner, owner.fp32_precision) for owner in owners]
+    if request.param == "older setting":
+        torch.set_float32_matmul_precision("medium")
+    elif request.param == "newer setting":
+        backends.fp32_precision = "tf32"
+    elif request.param == "newer setting of matmul":
+        backends.cuda.matmul.fp32_precision = "tf32"
+    yield
+    torch.set_float32_matmul_precision("highest")
+    backends.cudnn.allow_tf32 = True
+    for owner, value in before:
+        owner.fp32_precision = value
