@@ -115,9 +115,17 @@ def _save(folder: Path, state: dict[str, Any]) -> None:
             save(state, checkpoint_id=str(folder), no_dist=True)
         except CheckpointException as error:
             for cause in error.failures.values():
-                if isinstance(cause[0], OSError):
-                    raise cause[0] from error
+                refused = _os_error_behind(cause[0])
+                if refused is not None:
+                    raise refused from error
             raise
+
+
+def _os_error_behind(error: BaseException | None) -> OSError | None:
+    """The operating system's refusal that *error* was raised over: zip writing hides it."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def _sync_tree(folder: Path) -> int:
