@@ -37,8 +37,6 @@ class FixedMemory:
     def allocator_retries(self) -> int:
         return 0
 
-    def reset_peak(self) -> None:
-        """Nothing to forget."""
 
 
 @pytest.fixture
@@ -58,7 +56,7 @@ def real(
         gate.probes.serves[f"probe-{name}"] = lambda request: run_point(request, quiet)
     gate.tables["twin"] = {"steps": 40, "settle_steps": 5, "micro_batch": 4, "seq_len": 128}
     gate.tables["optimizer"] = {"warmup_steps": 20}
-    gate.tables["sweep"] |= {"steps": 2, "steady_percent": "100"}
+    gate.tables["sweep"] |= {"steps": 16, "steady_percent": "100"}
 
     def of(variant: str) -> GateDouble:
         gate.tables["workload"] = {

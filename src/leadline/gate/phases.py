@@ -154,7 +154,8 @@ def _deserves_another_try(ctx: GateContext, there: Evidence) -> bool:
     Running the gate again is what its owner does after freeing or cooling the card.
     """
     choice = ctx.store.read().get("choice")
-    return choice is not None and not choice.green and there.data["status"] != "ok"
+    nothing_left = choice is not None and not choice.green and "reasons" in choice.data
+    return nothing_left and there.data["status"] != "ok"
 
 
 def _probe(ctx: GateContext, point: PointTable) -> Finding:

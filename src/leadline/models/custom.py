@@ -90,8 +90,8 @@ def load_workload(
         made = found(**(args or {}))
     if not isinstance(made, Workload):
         raise UsageError(
-            f"{object} is a {type(found if made is None else made).__name__}, not a workload; it needs name, vocab_size, "
-            "build, loss, compile and identity"
+            f"{object} is a {type(found if made is None else made).__name__}, not a workload; "
+            "it needs name, vocab_size, build, loss, compile and identity"
         )
     return OwnWorkload(inner=made, file=file, file_sha256=sha256_file(file))
 
