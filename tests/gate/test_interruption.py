@@ -4,6 +4,7 @@ The kill is real: the gate runs in a forked process that ends with `os._exit`, s
 of ours gets to tidy up. Only the probes are canned.
 """
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from leadline.core import ledger
+from leadline.core.errors import DiskSpaceError, LockError
 from leadline.core.lineage import verify_lineage
 from leadline.gate.lock import lock_problems
 from leadline.gate.runner import GateEvents, run_gate
@@ -149,8 +151,6 @@ def test_kill_between_lock_and_its_line_keeps_the_lock_that_is_there(light: Gate
 
 
 def test_lock_edited_between_its_writing_and_its_line_is_refused(light: GateDouble) -> None:
-    from leadline.core.errors import LockError
-
     out = find_write(light, "edited", _has_lock_without_line)
     path = out / "config.lock.json"
     path.chmod(0o644)
@@ -169,3 +169,37 @@ def test_kill_between_evidence_and_its_line_measures_that_phase_again(light: Gat
     light.probes.calls.clear()
     assert run_gate(light.config, out, GateEvents()).status.green
     assert light.probes.measured == ["probe-P2", "probe-P3"]
+
+
+class FullDisk:
+    """The disk is full at the nth fsync, and free again afterwards."""
+
+    def __init__(self, at: int | None) -> None:
+        self.at = at
+        self.writes = 0
+        self._fsync = os.fsync
+
+    def fsync(self, handle: int) -> None:
+        self.writes += 1
+        if self.writes == self.at:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._fsync(handle)
+
+
+def test_disk_full_at_any_write_is_told_and_the_next_run_ends_with_one_lock(
+    light: GateDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = FullDisk(None)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", whole.fsync)
+        run_gate(light.config, light.folder / "whole", GateEvents())
+    assert whole.writes > 30
+    for at in range(1, whole.writes + 1):
+        out = light.folder / f"full-{at}"
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", FullDisk(at).fsync)
+            with pytest.raises(DiskSpaceError, match="the disk is full"):
+                run_gate(light.config, out, GateEvents())
+        assert [path for path in out.rglob("*.tmp") if path.is_file()] == [], at
+        assert run_gate(light.config, out, GateEvents()).status.green, at
+        assert (lock_problems(out), written_locks(out)) == ([], 1), at

@@ -38,7 +38,6 @@ class FixedMemory:
         return 0
 
 
-
 @pytest.fixture
 def real(
     gate: GateDouble, workloads_dir: Path, monkeypatch: pytest.MonkeyPatch
