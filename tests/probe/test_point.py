@@ -176,7 +176,9 @@ def test_point_with_nan_in_eval_alone_is_rejected(run, monkeypatch):
 
 
 def test_point_throttled_is_rejected_with_the_reason(run, monkeypatch):
-    watcher = SimpleNamespace(reasons=("power brake",), sample=lambda: None)
+    watcher = SimpleNamespace(
+        reasons=("power brake",), notes=(), sample=lambda: None, restart=lambda: None
+    )
     monkeypatch.setattr(point.throttle, "watch", lambda _device: watcher)
     data = run()
     assert (data["status"], data["throttled"]) == ("rejected", ["power brake"])

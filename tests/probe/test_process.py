@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import psutil
 import pytest
+import torch
 
 from leadline.core.errors import DataError, LeadlineError, ProbeError
 from leadline.probe import process
@@ -21,11 +22,12 @@ LOG_NAME = r"probe-P1\.log"
 
 @pytest.fixture
 def served_by(tmp_path, monkeypatch):
-    """Run a probe whose process is this shell script; $3 is the request and $4 the result."""
+    """Run a probe whose process is this shell script, with the result's path in $result."""
 
     def serve(script, on_progress=lambda _progress: None):
         path = tmp_path / "python"
-        path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+        result = tmp_path / "probe-P1.result.json"
+        path.write_text(f"#!/bin/sh\nresult='{result}'\n{script}\n", encoding="utf-8")
         path.chmod(0o755)
         monkeypatch.setattr(process.sys, "executable", str(path))
         return run_probe(REQUEST, tmp_path, "probe-P1", on_progress)
@@ -34,7 +36,7 @@ def served_by(tmp_path, monkeypatch):
 
 
 def _result(**content):
-    return f"cat > \"$4\" <<'END'\n{json.dumps(content)}\nEND"
+    return f"cat > \"$result\" <<'END'\n{json.dumps(content)}\nEND"
 
 
 def test_probe_that_ends_well_gives_its_data(served_by):
@@ -108,7 +110,7 @@ def test_probe_threads_wait_passively_unless_the_caller_chose(served_by, monkeyp
     monkeypatch.delenv("OMP_WAIT_POLICY")
     if chosen:
         monkeypatch.setenv("OMP_WAIT_POLICY", chosen)
-    data = served_by('echo "{\\"ok\\": true, \\"data\\": \\"$OMP_WAIT_POLICY\\"}" > "$4"')
+    data = served_by('echo "{\\"ok\\": true, \\"data\\": \\"$OMP_WAIT_POLICY\\"}" > "$result"')
     assert data == (chosen or "passive")
 
 
@@ -133,13 +135,13 @@ def test_progress_too_soon_is_left_out_but_never_the_end(capsys):
     assert parse_progress(lines[-1]).done == 100
 
 
-def _point(shards, workloads_dir, out, workload):
+def _point(shards, workloads_dir, out, workload, device="cpu"):
     return PointRequest(
         subject=Subject(
             workload={"kind": "python", "object": f"tiny.py:{workload}"},
             base_dir=str(workloads_dir),
             shards=str(shards),
-            device="cpu",
+            device=device,
             seed=0,
         ),
         name="P1",
@@ -175,6 +177,20 @@ def test_g10_each_point_has_a_process_of_its_own(real_points):
 def test_g10_point_after_another_finds_the_memory_of_a_cold_start(real_points):
     first, _, third = (data["memory"]["allocator_peak_bytes"] for data in real_points)
     assert third == pytest.approx(first, rel=0.05)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_g10_points_of_one_configuration_have_equal_peaks_on_the_card(
+    tiny_shards, workloads_dir, tmp_path
+):
+    request = _point(tiny_shards, workloads_dir, tmp_path, "clean", "cuda")
+    found = [run_probe(request, tmp_path, name, lambda _: None) for name in ("a", "b")]
+    for key in ("device_start_bytes", "device_peak_bytes", "allocator_peak_bytes"):
+        first, second = (data["memory"][key] for data in found)
+        assert second == pytest.approx(first, rel=0.01)
+    assert found[0]["pid"] != found[1]["pid"]
 
 
 @pytest.mark.slow
