@@ -104,6 +104,7 @@ USAGE = {
     "narrow eval batch": (point(eval_batch=1), ["eval_batch 1 below micro_batch 4"]),
     "window within reserve": (put("budget", window_hours="0.75"), ["nothing is left to train in"]),
     "no steps": (put("sweep", steps=0), ["sweep.steps is 0"]),
+    "unknown optimiser setting": (put("optimizer", learning_rat=1), ["learning_rat"]),
     "pause without length": (put("disposition", next="pause"), ["pause_minutes"]),
     "missing workload file": (
         put("workload", object="none.py:model"),
@@ -335,6 +336,18 @@ def test_two_gates_in_one_directory_exit_one(
     assert code == 1
     assert "another gate is at work in" in err
     assert gate.probes.calls == []
+
+
+def test_interrupted_gate_exits_130_and_goes_on_the_next_time(
+    gate: GateDouble, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gate.probes.raises["probe-P2"] = KeyboardInterrupt()
+    code, _, err = command(capsys, "gate", "run", gate.write(), "--out", gate.out)
+    assert (code, err.splitlines()[-1]) == (130, "leadline: stopped")
+    gate.probes.raises.clear()
+    gate.probes.calls.clear()
+    assert command(capsys, "gate", "run", gate.config, "--out", gate.out)[0] == 0
+    assert gate.probes.measured == ["probe-P2", "probe-P3"]
 
 
 def test_changed_configuration_on_a_locked_run_exits_one(

@@ -20,6 +20,8 @@ _ClickException: type[typer.BadParameter] = next(
     base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
 )
 
+_INTERRUPTED = 130
+
 app = typer.Typer(
     name="leadline",
     help="Measure first, lock, run once inside a window, prove it afterwards.",
@@ -74,8 +76,7 @@ def main(argv: list[str] | None = None) -> None:
         error.show(file=sys.stderr)
         sys.exit(2)
     except (typer.Abort, KeyboardInterrupt):
-        sys.stderr.write("leadline: stopped\n")
-        sys.exit(130)
+        code = _INTERRUPTED
     except LeadlineError as error:
         if debug:
             raise
@@ -91,6 +92,8 @@ def main(argv: list[str] | None = None) -> None:
             _print_json_error(type(error).__name__, message)
         sys.stderr.write(f"leadline: unexpected {message} (run again with --debug for the trace)\n")
         sys.exit(1)
+    if code == _INTERRUPTED:  # newer typer turns the interrupt into this code and says nothing
+        sys.stderr.write("leadline: stopped\n")
     sys.exit(code if isinstance(code, int) else 0)
 
 
