@@ -10,6 +10,7 @@ import os
 import resource
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ import pytest
 
 from leadline.cli.app import main
 from leadline.core.errors import DataError, EnvironmentUnfitError
-from leadline.gate.runner import alone_in
+from leadline.gate.run_folder import alone_in
 from leadline.pack.build import build_pack
-from leadline.probe.environment import run_environment
+from leadline.probe.environment import device_facts
 from leadline.probe.subject import open_subject
 
 from ..gate.double import GateDouble, memory, out_of_memory
@@ -181,7 +182,7 @@ def no_cuda(gate: GateDouble) -> None:
     def without_a_card(request: Any) -> dict[str, Any]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("torch.cuda.is_available", lambda: False)
-            return run_environment(request.device, request.requirements)
+            return device_facts(request.device)
 
     gate.probes.serves["environment"] = without_a_card
 
@@ -289,6 +290,7 @@ def test_out_that_is_no_folder_exits_one_with_one_sentence(
 ) -> None:
     (gate.folder / "file").write_bytes(b"mine")
     gate.out.mkdir()
+    (gate.out / ".gate.guard").touch()
     (gate.out / "work").write_bytes(b"mine")
     out = gate.out if place == "run/work" else gate.folder / place
     code, _, err = command(capsys, "gate", "run", gate.write(), "--out", out)
@@ -317,6 +319,8 @@ def test_run_directory_that_holds_something_else_exits_one(
 ) -> None:
     """A folder where a file should be, or a file where a folder should be."""
     gate.out.mkdir()
+    if name != ".gate.guard":
+        (gate.out / ".gate.guard").touch()
     if name == "evidence":
         (gate.out / name).write_bytes(b"mine")
     else:

@@ -9,7 +9,8 @@ from leadline.core.errors import DiskSpaceError, IntegrityError, LockError, Prob
 from leadline.core.ledger import Ledger, verify_ledger
 from leadline.core.lineage import verify_lineage
 from leadline.gate.lock import lock_problems
-from leadline.gate.runner import GateEvents, alone_in, run_gate
+from leadline.gate.run_folder import alone_in
+from leadline.gate.runner import GateEvents, run_gate
 
 from .double import GateDouble, memory, out_of_memory
 

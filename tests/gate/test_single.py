@@ -6,7 +6,7 @@ import pytest
 
 from leadline.core.errors import DataError, LeadlineError, LockError, UsageError
 from leadline.gate.lock import lock_problems
-from leadline.gate.runner import alone_in
+from leadline.gate.run_folder import alone_in
 from leadline.gate.single import probe_once
 
 from .double import GateDouble

@@ -6,12 +6,9 @@
   is refused.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-
-from filelock import FileLock, Timeout
 
 from leadline._version import __version__
 from leadline.core import atomic, canonical
@@ -32,6 +29,7 @@ from leadline.gate.config import GateConfig, load_config
 from leadline.gate.context import Finding, GateContext
 from leadline.gate.lock import finish_lock, lock_problems
 from leadline.gate.phases import Phase, phases_of
+from leadline.gate.run_folder import alone_in
 from leadline.gate.workload_files import workload_files
 from leadline.probe.progress import Progress
 from leadline.report.build import build_report
@@ -74,7 +72,7 @@ def run_gate(config_path: Path, run_dir: Path, events: GateEvents) -> GateOutcom
     """Run or resume the gate of *config_path* in *run_dir*.
 
     Raises:
-        UsageError: the configuration is wrong.
+        UsageError: the configuration is wrong, or *run_dir* holds what no gate made.
         LockError: the run holds a lock for something else, or another gate is at work here.
         IntegrityError: the ledger of an earlier attempt does not verify.
     """
@@ -82,9 +80,6 @@ def run_gate(config_path: Path, run_dir: Path, events: GateEvents) -> GateOutcom
     base_dir = config_path.resolve().parent
     workload_files(config.workload, base_dir)  # a missing one is told before anything is made
     points = tuple(point.name for point in config.sweep.points)
-    with atomic.explained_os_errors(run_dir):
-        run_dir.mkdir(parents=True, exist_ok=True)
-        (run_dir / "work").mkdir(exist_ok=True)
     with alone_in(run_dir):
         store = EvidenceStore(run_dir)
         _mend(store, events)
@@ -202,27 +197,3 @@ def _lock_stands(run_dir: Path, store: EvidenceStore, content: bytes) -> bool:
     if problems:
         raise LockError(f"{run_dir / LOCK_FILE} does not verify: {'; '.join(problems)}")
     return True
-
-
-@contextmanager
-def alone_in(run_dir: Path) -> Iterator[None]:
-    """Hold the run directory against a second gate or probe; a killed holder lets go.
-
-    Raises:
-        LockError: another one is at work there.
-    """
-    guard_path = run_dir / ".gate.guard"
-    guard = FileLock(guard_path)
-    try:
-        guard.acquire(timeout=0)
-    except Timeout as error:
-        raise LockError(
-            f"another gate is at work in {run_dir}; wait for it or choose another --out"
-        ) from error
-    except OSError:
-        with atomic.explained_os_errors(guard_path):
-            raise
-    try:
-        yield
-    finally:
-        guard.release()

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from leadline.core.atomic import explained_os_errors
 from leadline.core.errors import LeadlineError, LockError, UsageError
 from leadline.core.evidence import EvidenceStore
 from leadline.core.lockfile import LOCK_FILE
@@ -14,7 +13,7 @@ from leadline.gate.config import load_config
 from leadline.gate.context import GateContext
 from leadline.gate.defaults import demo_config_path
 from leadline.gate.phases import phases_of, point_request
-from leadline.gate.runner import alone_in
+from leadline.gate.run_folder import alone_in
 from leadline.probe.process import run_probe
 from leadline.probe.progress import Progress
 
@@ -32,7 +31,7 @@ def probe_once(
     """Measure *point_name*; environment and hash gate come first, and must be green.
 
     Raises:
-        UsageError: the configuration has no such point.
+        UsageError: the configuration has no such point, or *out* holds what no gate made.
         LockError: *out* is a locked run, or a gate is at work there.
         LeadlineError: environment or data are red.
     """
@@ -41,8 +40,6 @@ def probe_once(
     points = {point.name: point for point in config.sweep.points}
     if point_name not in points:
         raise UsageError(f"no point {point_name!r} in {path.name}; it has {', '.join(points)}")
-    with explained_os_errors(out):
-        (out / "work").mkdir(parents=True, exist_ok=True)
     with alone_in(out):
         if (out / LOCK_FILE).exists():
             raise LockError(
