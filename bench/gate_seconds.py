@@ -1,6 +1,6 @@
 """How long a whole gate takes on this machine, and what it found, as one JSON file.
 
-    python bench/gate_seconds.py examples/dualmind-h200.toml --out bench/results/gate_<model>_<gpu>_<yyyymm>.json
+    python bench/gate_seconds.py CONFIG.toml --out bench/results/gate_<model>_<gpu>_<yyyymm>.json
 
 Runs `leadline gate run` in a fresh folder under a wall clock: compiles, process starts
 and hashing included. Target on an H200 at 139.7 M parameters: at most 7 minutes.

@@ -5,9 +5,7 @@ cross-entropy in fp32, the whole model and loss compiled as one graph. Same dept
 width, vocabulary and number of parameters (to 0.01 %) as dual-mind's 139.7 M preset.
 """
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -106,10 +104,6 @@ class PlainWorkload:
         """One graph, static shapes."""
         torch.compiler.reset()
         model.compile(dynamic=False, fullgraph=True)
-
-    def identity(self) -> Mapping[str, Any]:
-        """The configuration."""
-        return {"kind": "plain-llama", **asdict(self.config)}
 
 
 def workload() -> PlainWorkload:

@@ -3,13 +3,11 @@
     leadline gate run examples/own-model.toml --out runs/own-model
 
 The object named in the configuration (`object = "own_model.py:make"`) is called with the
-keys of `[workload.args]` and returns a workload: name, vocab_size, build, loss, compile
-and identity. Build in fp32; leadline brings precision, optimiser, data and timing.
+keys of `[workload.args]` and returns a workload: name, vocab_size, build, loss
+and compile. Build in fp32; leadline brings precision, optimiser, data and timing.
 """
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -53,10 +51,6 @@ class GRUWorkload:
         """Called on CUDA only; leave it empty to run eagerly."""
         torch.compiler.reset()
         model.compile(dynamic=False)
-
-    def identity(self) -> Mapping[str, Any]:
-        """What makes this model this model; goes into the lock with the file's hash."""
-        return asdict(self)
 
 
 def make(vocab_size: int, width: int) -> GRUWorkload:

@@ -36,11 +36,3 @@ def test_source_hash_ignores_what_is_not_source(package):
     before = source_sha256()
     (package / "sub" / "part.pyc").write_bytes(b"cache")
     assert source_sha256() == before
-
-
-def test_source_hash_with_an_extra_file_follows_its_bytes(package, tmp_path):
-    extra = tmp_path / "model.txt"
-    extra.write_text("one", encoding="utf-8")
-    before = source_sha256((extra,))
-    extra.write_text("two", encoding="utf-8")
-    assert len({before, source_sha256((extra,)), source_sha256()}) == 3

@@ -1,4 +1,4 @@
-from hashlib import sha256
+import sys
 
 import pytest
 import torch
@@ -27,9 +27,6 @@ class Own:
 
     def compile(self, model):
         model.was_compiled = True
-
-    def identity(self):
-        return {"width": self.width}
 
 
 ready = Own()
@@ -62,7 +59,7 @@ def folder(tmp_path):
 def test_workload_of_an_object_a_function_or_a_class_is_opened(folder, name, args, width):
     workload = load_workload(folder, f"own.py:{name}", args)
     assert isinstance(workload, Workload)
-    assert workload.identity()["own"] == {"width": width}
+    assert workload.width == width
     assert (workload.name, workload.vocab_size) == ("own", 257)
 
 
@@ -74,17 +71,14 @@ def test_workload_passes_every_call_on_to_the_users(folder):
     assert workload.loss(model, torch.zeros(1), torch.zeros(1)).item() == 0
 
 
-def test_workload_identity_holds_the_hash_of_its_file(folder):
-    identity = load_workload(folder, "own.py:ready").identity()
-    assert identity["kind"] == "python"
-    assert identity["file"] == "own.py"
-    assert identity["file_sha256"] == sha256(SOURCE.encode()).hexdigest()
-
-
-def test_workload_of_a_changed_file_is_another(folder):
-    before = load_workload(folder, "own.py:ready").identity()
-    (folder / "own.py").write_text(SOURCE + "\n# changed\n", encoding="utf-8")
-    assert load_workload(folder, "own.py:ready").identity() != before
+def test_workload_may_import_what_lies_beside_its_file(folder):
+    (folder / "sizes.py").write_text("WIDTH = 7\n", encoding="utf-8")
+    source = "import sizes\n" + SOURCE + "\nwide = Own(width=sizes.WIDTH)\n"
+    (folder / "own.py").write_text(source, encoding="utf-8")
+    before = list(sys.path)
+    assert load_workload(folder, "own.py:wide").width == 7
+    assert sys.path == before
+    del sys.modules["sizes"]
 
 
 @pytest.mark.parametrize(

@@ -1,27 +1,33 @@
 import json
+from dataclasses import replace
 
 import psutil
 import pytest
 import torch
 import torch.nn.functional as F
 
-from leadline.core.errors import EnvironmentUnfitError
+from leadline.core.errors import EnvironmentUnfitError, UsageError
 from leadline.probe import environment
 from leadline.probe.environment import (
     bf16_on_cuda,
+    check_workload,
     device_facts,
     fingerprint,
     installed_distributions,
+    numeric_variables,
     run_attention_kernel,
     run_environment,
     unpinned_in,
 )
+from leadline.probe.request import EnvironmentRequest
 
+CPU = EnvironmentRequest(device="cpu", requirements=None)
 FOUND = {
     "python": "3.11.1",
     "torch": "2.13.0",
     "cuda": "13.0",
-    "device": {"name": "Card", "driver": "1", "memory_bytes": 1},
+    "variables": {},
+    "device": {"kind": "cuda", "name": "Card", "driver": "1", "memory_bytes": 1},
     "distributions_sha256": "a",
 }
 
@@ -95,7 +101,34 @@ def test_g52_attention_kernel_with_wrong_numbers_is_a_problem(monkeypatch, fault
 
 @pytest.mark.parametrize("key", FOUND)
 def test_fingerprint_follows_each_of_its_parts(key):
-    assert fingerprint({**FOUND, key: "another"}) != fingerprint(FOUND)
+    other = {"kind": "cuda", "name": "Another"} if key == "device" else "another"
+    assert fingerprint({**FOUND, key: other}) != fingerprint(FOUND)
+
+
+def test_fingerprint_of_a_cpu_does_not_follow_its_memory():
+    machines = [{"kind": "cpu", "name": "C", "memory_bytes": size} for size in (1, 2)]
+    assert len({fingerprint({**FOUND, "device": machine}) for machine in machines}) == 1
+
+
+def test_variables_that_steer_the_numbers_are_kept_and_places_are_not():
+    kept = {"NVIDIA_TF32_OVERRIDE": "1", "OMP_NUM_THREADS": "2", "TORCHINDUCTOR_FREEZING": "1"}
+    dropped = {"PATH": "x", "TORCHINDUCTOR_CACHE_DIR": "x", "CUDA_PATH": "x", "CUDA_HOME": "x"}
+    assert numeric_variables({**kept, **dropped}) == kept
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"seq_lens": (512, 4096)}, "seq_len of 4096.*max_seq_len is 1024"),
+        ({"vocab_size": 4096}, "vocabulary is 4096.*rows for 2048"),
+        ({"workload": {"kind": "dual-mind", "preset": "vast"}}, "preset 'vast' is unknown"),
+    ],
+)
+def test_workload_that_cannot_do_what_will_be_asked_is_refused_first(change, words):
+    request = replace(CPU, workload={"kind": "dual-mind", "preset": "tiny"})
+    check_workload(request)
+    with pytest.raises(UsageError, match=words):
+        check_workload(replace(request, **change))
 
 
 def test_fingerprint_ignores_what_is_not_the_machine():
@@ -109,7 +142,7 @@ def quick(monkeypatch):
 
 
 def test_environment_of_this_machine_is_complete_json(quick):
-    data = run_environment("cpu", None)
+    data = run_environment(CPU)
     assert json.loads(json.dumps(data, allow_nan=False)) == data
     assert data["problems"] == []
     assert data["bf16"]["legal"]
@@ -117,17 +150,17 @@ def test_environment_of_this_machine_is_complete_json(quick):
 
 
 def test_environment_fingerprint_does_not_follow_the_load(quick, monkeypatch):
-    before = run_environment("cpu", None)["fingerprint"]
+    before = run_environment(CPU)["fingerprint"]
     ballast = torch.ones(32 << 20, dtype=torch.uint8)
     monkeypatch.setattr(psutil, "cpu_percent", lambda *_: 100.0)
-    assert run_environment("cpu", None)["fingerprint"] == before
+    assert run_environment(CPU)["fingerprint"] == before
     assert ballast.numel()
 
 
 def test_environment_with_another_version_is_unfit_and_names_it(quick, tmp_path):
     lock = tmp_path / "requirements.lock"
     lock.write_text("torch==2.12.0\n", encoding="utf-8")
-    data = run_environment("cpu", str(lock))
+    data = run_environment(replace(CPU, requirements=str(lock)))
     assert data["unpinned"] == ["torch 2.13.0 instead of 2.12.0"]
     assert "torch 2.13.0 instead of 2.12.0" in data["problems"][0]
     assert "requirements.lock" in data["problems"][0]
@@ -136,7 +169,7 @@ def test_environment_with_another_version_is_unfit_and_names_it(quick, tmp_path)
 def test_environment_without_bf16_is_unfit(quick, monkeypatch):
     refused = environment.Verdict(legal=False, why="bf16 does not run on this CPU: no")
     monkeypatch.setattr(environment, "_bf16_verdict", lambda _device: refused)
-    assert run_environment("cpu", None)["problems"] == [refused.why]
+    assert run_environment(CPU)["problems"] == [refused.why]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
@@ -156,7 +189,8 @@ def _unpinned(tmp_path, text, installed):
     [
         ("a==1.0\n", {"a": "1.0"}, []),
         ("a==1.0\n", {"a": "1.1"}, ["a 1.1 instead of 1.0"]),
-        ("a==1.0\n", {"b": "9"}, []),
+        ("a==1.0\n", {"b": "9"}, ["a 1.0 is not installed"]),
+        ("a==1.0 ; sys_platform == 'win32'\n", {"b": "9"}, []),
         ("A_b.c==1.0\n", {"a-b-c": "2"}, ["a-b-c 2 instead of 1.0"]),
         ("torch==2.13.0\n", {"torch": "2.13.0+cpu"}, []),
         ("torch==2.13.0+cu130\n", {"torch": "2.13.0+cpu"}, []),
@@ -170,7 +204,10 @@ def _unpinned(tmp_path, text, installed):
         ),
         ("a[extra,other]==1.0\n", {"a": "1.1"}, ["a 1.1 instead of 1.0"]),
         ("a == 1.0  # why\n", {"a": "1.1"}, ["a 1.1 instead of 1.0"]),
-        ("# a==2.0\n    # via b==3\na==1.0\nb>=2\n", {"a": "1.0", "b": "1"}, []),
+        ("# a==2.0\n    # via b==3\na==1.0\n", {"a": "1.0", "b": "1"}, []),
+        ("a==1.0\nb>=2\nc\n", {"a": "1.0"}, ["b is not pinned with ==", "c is not pinned with =="]),
+        ("a==1.0\nb==2.0\n", {"a": "1.0"}, ["b 2.0 is not installed"]),
+        ("a==1.0 \\\n    --hash=sha256:00\nb==2 ; python_version < '3'\n", {"a": "1.0"}, []),
         ("b==1\na==1\n", {"a": "2", "b": "2"}, ["a 2 instead of 1", "b 2 instead of 1"]),
     ],
 )

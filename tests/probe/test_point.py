@@ -200,7 +200,7 @@ def test_point_whose_allocator_had_to_retry_is_rejected(run, monkeypatch):
 
 
 def test_point_with_data_beyond_its_vocabulary_is_refused(run, workloads_dir, monkeypatch):
-    small = replace(load_workload(workloads_dir, "tiny.py:clean").inner, vocab_size=256)
+    small = replace(load_workload(workloads_dir, "tiny.py:clean"), vocab_size=256)
     monkeypatch.setattr(subject, "open_workload", lambda *_: small)
     with pytest.raises(DataError, match=r"vocabulary of 257 ids and clean has 256"):
         run()

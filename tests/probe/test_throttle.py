@@ -70,6 +70,43 @@ def test_throttle_by_power_cap_or_idleness_is_the_normal_state(card, bit):
     assert watcher.reasons == ()
 
 
+def test_throttle_by_power_cap_is_noted(card):
+    watcher = CudaThrottle(0)
+    _sample(watcher, card, POWER_CAP, 0)
+    assert watcher.notes == ("power limit of the card",)
+
+
+def test_throttle_during_the_warm_up_does_not_count(card):
+    watcher = CudaThrottle(0)
+    _sample(watcher, card, THERMAL | POWER_CAP)
+    watcher.restart()
+    _sample(watcher, card, 0)
+    assert (watcher.reasons, watcher.notes) == ((), ())
+
+
+def test_throttle_that_can_no_longer_be_read_is_noted_once(card, monkeypatch):
+    watcher = CudaThrottle(0)
+
+    def refuse(handle):
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCurrentClocksThrottleReasons", refuse)
+    _sample(watcher, card, 0, 0, 0)
+    assert len(watcher.notes) == 1
+    assert "cannot be read" in watcher.notes[0]
+
+
+def test_watch_without_the_drivers_library_notes_it_and_goes_on(card, monkeypatch):
+    def refuse():
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", refuse)
+    watcher = watch(torch.device("cuda", 0))
+    watcher.sample()
+    assert watcher.reasons == ()
+    assert "cannot be read" in watcher.notes[0]
+
+
 def test_throttle_is_read_once_a_second_at_most(card):
     watcher = CudaThrottle(0)
     for _ in range(50):

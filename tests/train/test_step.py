@@ -1,4 +1,3 @@
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import pytest
@@ -40,9 +39,6 @@ class Slope:
 
     def compile(self, model):
         pass
-
-    def identity(self) -> Mapping[str, str]:
-        return {}
 
 
 def _sgd_step(slope, precision=Precision.FP32):

@@ -6,9 +6,7 @@ model itself, so two lanes of one process meet them at the same step.
 """
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -113,9 +111,6 @@ class TinyWorkload:
 
     def compile(self, model: nn.Module) -> None:
         """Leave it eager: compiling costs more than all its steps."""
-
-    def identity(self) -> Mapping[str, Any]:
-        return {"variant": self.name, "width": WIDTH}
 
 
 clean = TinyWorkload(name="clean")

@@ -7,12 +7,10 @@ import leadline
 from leadline.core.canonical import sha256_file
 
 
-def source_sha256(extra: tuple[Path, ...] = ()) -> str:
-    """Sha256 over (path, sha256) of every .py file of the package, then of *extra* files."""
+def source_sha256() -> str:
+    """Sha256 over (path, sha256) of every .py file of the package."""
     root = Path(leadline.__file__).parent
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         digest.update(f"{path.relative_to(root).as_posix()}\0{sha256_file(path)}\n".encode())
-    for path in extra:
-        digest.update(f"{path.name}\0{sha256_file(path)}\n".encode())
     return digest.hexdigest()

@@ -73,14 +73,6 @@ class CausalLMWorkload:
         """Compile the whole forward."""
         compile_whole(model)
 
-    def identity(self) -> Mapping[str, Any]:
-        """Architecture and configuration; floats as decimal strings."""
-        return {
-            "kind": "transformers",
-            "model_type": self.model_type,
-            "config": json.loads(json.dumps(self.config), parse_float=str),
-        }
-
 
 def _read_config(base_dir: Path, config: str | Mapping[str, Any] | None) -> dict[str, Any]:
     if config is None or isinstance(config, Mapping):

@@ -2,61 +2,18 @@
 
 The object is a workload, or a callable that returns one (its keyword arguments come
 from `[workload.args]`). It runs with the user's rights in the probe process; the
-file's hash goes into the lock, so a changed model is a different run.
+hashes of the file and of what it imports from beside it go into the lock, so a changed
+model is a different run.
 """
 
 import importlib.util
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
-
-from leadline.core.canonical import sha256_file
 from leadline.core.errors import UsageError
 from leadline.models.workload import Workload
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OwnWorkload:
-    """A user's workload whose identity includes the file it came from."""
-
-    inner: Workload
-    file: Path
-    file_sha256: str
-
-    @property
-    def name(self) -> str:
-        """The user's name for it."""
-        return self.inner.name
-
-    @property
-    def vocab_size(self) -> int:
-        """The user's vocabulary."""
-        return self.inner.vocab_size
-
-    def build(self) -> nn.Module:
-        """Build the user's model."""
-        return self.inner.build()
-
-    def loss(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-        """The user's loss."""
-        return self.inner.loss(model, inputs, targets)
-
-    def compile(self, model: nn.Module) -> None:
-        """Compile as the user likes it."""
-        self.inner.compile(model)
-
-    def identity(self) -> Mapping[str, Any]:
-        """The user's identity, with the source file's hash."""
-        return {
-            "kind": "python",
-            "file": self.file.name,
-            "file_sha256": self.file_sha256,
-            "own": dict(self.inner.identity()),
-        }
 
 
 def load_workload(
@@ -91,9 +48,9 @@ def load_workload(
     if not isinstance(made, Workload):
         raise UsageError(
             f"{object} is a {type(found if made is None else made).__name__}, not a workload; "
-            "it needs name, vocab_size, build, loss, compile and identity"
+            "it needs name, vocab_size, build, loss and compile"
         )
-    return OwnWorkload(inner=made, file=file, file_sha256=sha256_file(file))
+    return made
 
 
 def _import_file(file: Path) -> Any:
@@ -103,8 +60,11 @@ def _import_file(file: Path) -> Any:
         raise UsageError(f"{file} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and pickling look their module up here
+    sys.path.insert(0, str(file.parent))  # for the file's own imports of what lies beside it
     try:
         spec.loader.exec_module(module)
     except Exception as error:
         raise UsageError(f"importing {file} failed: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.remove(str(file.parent))
     return module

@@ -304,8 +304,13 @@ class DualMindWorkload:
         """Rows of the embedding."""
         return self.config.vocab_size
 
+    @property
+    def max_seq_len(self) -> int:
+        """Length of the rotary table."""
+        return self.config.max_seq_len
+
     def build(self) -> nn.Module:
-        """Build the model; its parameter count is held against the closed form."""
+        """Build the model."""
         return DualMind(self.config)
 
     def loss(self, model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -321,10 +326,6 @@ class DualMindWorkload:
         torch.compiler.reset()
         for layer in model.get_submodule("layers").children():
             layer.compile(dynamic=False, fullgraph=True)
-
-    def identity(self) -> Mapping[str, Any]:
-        """The configuration."""
-        return {"kind": "dual-mind", **asdict(self.config)}
 
 
 def _head_loss(hidden: Tensor, head: Any, targets: Tensor) -> Tensor:

@@ -5,8 +5,7 @@ and how it likes to be compiled. It knows nothing of optimisers, precision, data
 files or timing; those belong to the probe, so that every model is judged alike.
 """
 
-from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -36,9 +35,6 @@ class Workload(Protocol):
 
     def compile(self, model: nn.Module) -> None:
         """Compile *model* in place for CUDA; shapes are static within one process."""
-
-    def identity(self) -> Mapping[str, Any]:
-        """Everything that changes the model, as JSON without floats; goes into the lock."""
 
 
 def num_parameters(model: nn.Module) -> int:

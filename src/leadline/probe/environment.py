@@ -1,10 +1,11 @@
 """What the machine is, and whether it can run bf16 here.
 
 Capability is necessary and not sufficient: the wheel must hold code for the device's
-architecture, and one real attention kernel must run, forward and backward. Everything
-that could change a number goes into the fingerprint.
+architecture, and one real attention kernel must run, forward and backward. The software,
+the device with its power limit and the variables that steer torch go into the fingerprint.
 """
 
+import os
 import platform
 import re
 from collections.abc import Mapping, Sequence
@@ -18,13 +19,29 @@ import torch
 import torch.nn.functional as F
 
 from leadline.core.canonical import sha256_json
-from leadline.core.errors import EnvironmentUnfitError
+from leadline.core.errors import EnvironmentUnfitError, UsageError
 from leadline.core.source import source_sha256
+from leadline.models.opening import open_workload
 from leadline.probe import nvml
+from leadline.probe.request import EnvironmentRequest
 
+_VARIABLE_PREFIXES = (
+    "CUBLAS_",
+    "CUDA_",
+    "CUDNN_",
+    "MKL_",
+    "NVIDIA_TF32",
+    "OMP_",
+    "PYTORCH_",
+    "TORCH",
+    "TRITON_",
+)
 MIN_CAPABILITY = (8, 0)
 """Ampere: the first generation whose tensor cores take bf16."""
-_PIN = re.compile(r"^\s*([A-Za-z0-9._-]+)\s*(?:\[[^\]\n]*\])?\s*==\s*([^\s;,\\#]+)", re.MULTILINE)
+_REQUIREMENT = re.compile(
+    r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[[^\]]*\])?\s*"
+    r"(?:==\s*(?P<version>[^\s;,#]+))?(?P<rest>.*)"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,8 +52,16 @@ class Verdict:
     why: str
 
 
-def run_environment(device_type: str, requirements: str | None) -> dict[str, Any]:
-    """Gather the evidence on *device_type* (`cuda`, `cpu` or `auto`); `problems` makes it unfit."""
+def run_environment(request: EnvironmentRequest) -> dict[str, Any]:
+    """Gather the evidence; what is in `problems` makes the machine unfit.
+
+    Raises:
+        UsageError: the workload cannot be opened or cannot do what will be asked of it.
+        EnvironmentUnfitError: CUDA was asked for and is not there.
+    """
+    if request.workload is not None:
+        check_workload(request)
+    device_type, requirements = request.device, request.requirements
     if device_type == "auto":
         device_type = "cuda" if torch.cuda.is_available() else "cpu"
     device = device_facts(device_type)
@@ -67,7 +92,9 @@ def run_environment(device_type: str, requirements: str | None) -> dict[str, Any
         "attention_kernel": {"ran": not kernel_problem, "name": kernel},
         "distributions_sha256": sha256_json(distributions),
         "distributions": distributions,
+        "requirements": None if requirements is None else Path(requirements).name,
         "unpinned": unpinned,
+        "variables": numeric_variables(os.environ),
         "code_sha256": source_sha256(),
         "problems": problems,
     }
@@ -80,8 +107,20 @@ def run_environment(device_type: str, requirements: str | None) -> dict[str, Any
 
 def fingerprint(found: Mapping[str, Any]) -> str:
     """Hash of what must be the same where the lock is used: software and device, not its load."""
-    keys = ("python", "torch", "cuda", "device", "distributions_sha256")
-    return sha256_json({key: found[key] for key in keys})
+    keys = ("python", "torch", "cuda", "distributions_sha256", "variables")
+    device = dict(found["device"])
+    if device["kind"] == "cpu":
+        del device["memory_bytes"]  # moves by a few pages with every kernel
+    return sha256_json({**{key: found[key] for key in keys}, "device": device})
+
+
+def numeric_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Environment variables that change how torch and CUDA compute; where caches lie does not."""
+    return {
+        name: value
+        for name, value in sorted(environment.items())
+        if name.startswith(_VARIABLE_PREFIXES) and not name.endswith(("_DIR", "_PATH", "_HOME"))
+    }
 
 
 def device_facts(device_type: str) -> dict[str, Any]:
@@ -94,6 +133,7 @@ def device_facts(device_type: str) -> dict[str, Any]:
             "memory_bytes": int(psutil.virtual_memory().total),
             "driver": None,
             "mig": None,
+            "power_limit_watts": None,
             "arch_list": [],
             "count": 1,
         }
@@ -110,6 +150,7 @@ def device_facts(device_type: str) -> dict[str, Any]:
         "memory_bytes": int(properties.total_memory),
         "driver": nvml.driver_version(),
         "mig": nvml.mig_mode(),
+        "power_limit_watts": nvml.power_limit_watts(),
         "arch_list": torch.cuda.get_arch_list(),
         "count": torch.cuda.device_count(),
     }
@@ -187,7 +228,10 @@ def installed_distributions() -> dict[str, str]:
 
 
 def unpinned_in(requirements: Path, distributions: Mapping[str, str]) -> list[str]:
-    """Packages whose installed version is not the one pinned with `==` in *requirements*.
+    """What keeps *requirements* from saying exactly what is installed, one phrase each.
+
+    A requirement without `==`, an installed version that none of its pins names, and a pin
+    without an environment marker that is not installed.
 
     Raises:
         EnvironmentUnfitError: the file cannot be read, or pins nothing.
@@ -205,20 +249,56 @@ def unpinned_in(requirements: Path, distributions: Mapping[str, str]) -> list[st
             f"{error.start}; check [environment] requirements"
         ) from error
     pins: dict[str, set[str]] = {}
-    for name, version in _PIN.findall(text):
+    needed: set[str] = set()
+    found = []
+    for line in text.replace("\\\n", " ").splitlines():
+        match = _REQUIREMENT.match(line.strip())
+        if match is None:
+            continue  # blank, a comment or an option such as --hash
+        name, version = _normal(match["name"]), match["version"]
+        if version is None:
+            found.append(f"{name} is not pinned with ==")
+            continue
         # A universal lock pins a package once for each Python it resolves differently on.
-        pins.setdefault(_normal(name), set()).add(version.split("+")[0])
+        pins.setdefault(name, set()).add(version.split("+")[0])
+        if ";" not in match["rest"]:
+            needed.add(name)
     if not pins:
         raise EnvironmentUnfitError(
             f"{requirements} pins no package with ==, so nothing can be held against it; "
             "name a lock file or leave [environment] requirements out"
         )
-    return [
-        f"{name} {distributions[name]} instead of {' or '.join(sorted(versions))}"
-        for name, versions in sorted(pins.items())
-        # A pin for another platform is simply not installed.
-        if name in distributions and distributions[name].split("+")[0] not in versions
-    ]
+    for name, versions in sorted(pins.items()):
+        wanted = " or ".join(sorted(versions))
+        installed = distributions.get(name)
+        if installed is None:
+            found += [f"{name} {wanted} is not installed"] if name in needed else []
+        elif installed.split("+")[0] not in versions:
+            found.append(f"{name} {installed} instead of {wanted}")
+    return found
+
+
+def check_workload(request: EnvironmentRequest) -> None:
+    """Open the workload and hold it against what the gate will ask of it.
+
+    Raises:
+        UsageError: it cannot be opened, or a sequence length or vocabulary is beyond it.
+    """
+    assert request.workload is not None
+    workload = open_workload(request.workload, Path(request.base_dir))
+    longest = getattr(workload, "max_seq_len", None)
+    asked = max(request.seq_lens, default=0)
+    if longest is not None and asked > longest:
+        raise UsageError(
+            f"a seq_len of {asked} is asked of {workload.name}, whose max_seq_len is {longest}; "
+            "shorten the point or the twin, or raise max_seq_len"
+        )
+    if request.vocab_size is not None and request.vocab_size > workload.vocab_size:
+        raise UsageError(
+            f"the data's vocabulary is {request.vocab_size} and {workload.name} has rows for "
+            f"{workload.vocab_size} ids; set [data] vocab_size to at most that, or give the "
+            "model more"
+        )
 
 
 def _bf16_verdict(device: Mapping[str, Any]) -> Verdict:

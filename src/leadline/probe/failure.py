@@ -13,7 +13,19 @@ _CUBLAS_WORDS = "CUBLAS_STATUS_ALLOC_FAILED"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True for a device or host allocation that failed."""
+    """True for a device or host allocation that failed, or an error that came of one.
+
+    A compiler wraps what its trial kernels raise, so the causes are looked at too.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        if _is_failed_allocation(seen):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+def _is_failed_allocation(error: BaseException) -> bool:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     if isinstance(error, torch.AcceleratorError):

@@ -2,12 +2,14 @@
 
 The allocator does not count the CUDA context, loaded kernels, or anything taken
 outside torch, so a configuration is judged on the device's reading. On a CPU the
-device is the machine: memory in use against memory installed.
+device is what this process may have of the machine.
 """
 
+import sys
 import threading
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
+from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -38,9 +40,6 @@ class DeviceMemory(Protocol):
     def allocator_retries(self) -> int:
         """Times the allocator had to flush its cache and try again."""
 
-    def reset_peak(self) -> None:
-        """Forget the allocator's peak."""
-
 
 class CudaMemory:
     """One CUDA device, read through the driver."""
@@ -68,26 +67,27 @@ class CudaMemory:
         """The caching allocator's own count."""
         return int(torch.cuda.memory_stats(self._device).get("num_alloc_retries", 0))
 
-    def reset_peak(self) -> None:
-        """Restart the peak."""
-        torch.cuda.reset_peak_memory_stats(self._device)
-
 
 class HostMemory:
-    """The machine's memory, for probes on a CPU."""
+    """What a probe on a CPU takes of the memory it could have.
+
+    The machine's other memory moves with everything else that runs on it, so the process is
+    judged by its own resident set, against that plus what could still be had when it began:
+    the machine's available memory or its control group's limit, the smaller of the two.
+    """
 
     noise_bytes = 32 << 20
     """malloc keeps and returns arenas on its own schedule."""
 
     def __init__(self) -> None:
-        self.total_bytes = int(psutil.virtual_memory().total)
         self._process = psutil.Process()
         self._peak = 0
+        available = int(psutil.virtual_memory().available)
+        self.total_bytes = self.allocated_bytes() + min(available, group_headroom_bytes())
 
     def used_bytes(self) -> int:
-        """Total minus what can be had without swapping."""
-        memory = psutil.virtual_memory()
-        return int(memory.total - memory.available)
+        """Resident set of this process."""
+        return self.allocated_bytes()
 
     def allocated_bytes(self) -> int:
         """Resident set of this process."""
@@ -96,7 +96,7 @@ class HostMemory:
         return resident
 
     def allocator_peak_bytes(self) -> int:
-        """Largest resident set seen by `allocated_bytes`."""
+        """Largest resident set seen."""
         self.allocated_bytes()
         return self._peak
 
@@ -104,9 +104,21 @@ class HostMemory:
         """A CPU has no caching allocator."""
         return 0
 
-    def reset_peak(self) -> None:
-        """Restart the peak."""
-        self._peak = 0
+
+def group_headroom_bytes(root: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes left under the control group's memory limit; a huge number where there is none."""
+    for limit_name, used_name in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        try:
+            limit = (root / limit_name).read_text("ascii").strip()
+            used = int((root / used_name).read_text("ascii"))
+        except (OSError, ValueError):
+            continue  # this version of control groups is not mounted here
+        if limit != "max":
+            return max(0, int(limit) - used)
+    return sys.maxsize
 
 
 def memory_of(device: torch.device) -> DeviceMemory:

@@ -24,6 +24,17 @@ def mig_mode() -> str | None:
     return "enabled" if current else "disabled"
 
 
+def power_limit_watts() -> int | None:
+    """Power limit in force, in watts: it decides how fast the card stays under load."""
+    nvml, handle = _open()
+    if nvml is None:
+        return None
+    try:
+        return round(nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000)
+    except nvml.NVMLError:
+        return None  # not told by this card
+
+
 def other_processes() -> list[dict[str, Any]]:
     """Processes on the card that are not ours: they take memory and time from a measurement."""
     nvml, handle = _open()

@@ -32,6 +32,7 @@ from leadline.probe.progress import ProgressPipe
 from leadline.probe.request import PointRequest
 from leadline.probe.subject import open_subject, to_device
 from leadline.probe.timing import Span, measure
+from leadline.probe.verdict import mean_loss
 from leadline.train.checkpoint import write_checkpoint
 from leadline.train.precision import Precision
 from leadline.train.settings import settings_from
@@ -158,6 +159,7 @@ def _train(
         return batch.tokens
 
     def begin_window() -> None:
+        watcher.restart()
         compiled.update(compile_counts())
         record.losses.clear()
         record.grad_norms.clear()
@@ -195,6 +197,7 @@ def _train(
             "warmup_seconds": timing.warmup_ns / 1e9,
             "recompiles": recompiles,
             "throttled": list(watcher.reasons),
+            "clock_notes": list(watcher.notes),
             "epochs": loader.epoch,
             "mfu": asdict(
                 utilisation(device_name(device), tok_s_floor(whole), record.data["parameters"])
@@ -256,7 +259,7 @@ def _evaluate(
         "seconds": min(seconds),
         "first_seconds": seconds[0],
         "held_bytes": held,
-        "loss": _finite(statistics.fmean(losses)),
+        "loss": _finite(mean_loss(losses)),
         "status": "grows" if growth else "ok",
     }
 

@@ -39,10 +39,12 @@ def run_probe(
         result_path.unlink(missing_ok=True)
     command = [
         sys.executable,
+        "-P",  # or a statistics.py in the caller's folder would be part of the measurement
         "-m",
         "leadline.probe.worker",
         str(request_path),
         str(result_path),
+        str(os.getpid()),
     ]
     with (
         _log(log_path) as log,

@@ -66,6 +66,14 @@ class EnvironmentRequest:
     device: str
     requirements: str | None
     """A pinned requirements file to hold the installed versions against."""
+    workload: Mapping[str, Any] | None = None
+    """The `[workload]` table, opened here so that a wrong one is told before anything is spent."""
+    base_dir: str = "."
+    """Folder that relative paths in the workload start from."""
+    seq_lens: tuple[int, ...] = ()
+    """Sequence lengths that will be asked of the workload."""
+    vocab_size: int | None = None
+    """Ids the data will use, where that is known already."""
 
 
 Request = TwinRequest | PointRequest | EnvironmentRequest
@@ -97,6 +105,8 @@ def read_request(path: Path) -> Request:
         cls = _KINDS[content.pop("kind")]
         if "subject" in content:
             content["subject"] = Subject(**content["subject"])
+        if "seq_lens" in content:
+            content["seq_lens"] = tuple(content["seq_lens"])
         return cls(**content)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ProbeError(f"{path} is not a probe request: {error}") from error

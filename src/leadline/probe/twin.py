@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from leadline.core.errors import ProbeError
 from leadline.data.loader import Batch, TokenLoader
 from leadline.models.workload import Workload
 from leadline.probe.locator import LocatorReport, locate_divergence
@@ -37,6 +38,7 @@ class _Run:
     lane: Lane
     seconds: float
     model: nn.Module
+    last_learning_rate: float
 
 
 def run_twin(request: TwinRequest, progress: ProgressPipe) -> dict[str, Any]:
@@ -52,10 +54,15 @@ def run_twin(request: TwinRequest, progress: ProgressPipe) -> dict[str, Any]:
     verdict = judge_twin(
         fp32.lane, bf16.lane, tolerance=request.tolerance, settle_steps=request.settle_steps
     )
+    problems = list(verdict.problems)
     inquiry = None
     if not verdict.green:
         progress("locate divergence", 0)
-        inquiry = _locate(request, workload, device, fp32, verdict, progress)
+        try:
+            inquiry = _locate(request, workload, device, fp32, verdict, progress)
+        except ProbeError as error:
+            # The lanes are measured and red either way; what they showed must not be lost.
+            problems.append(f"the divergence could not be located: {error}")
     return {
         "steps": request.steps,
         "seq_len": request.seq_len,
@@ -66,7 +73,9 @@ def run_twin(request: TwinRequest, progress: ProgressPipe) -> dict[str, Any]:
         "worst_step": verdict.worst_step,
         "worst_delta": verdict.worst_delta,
         "final_delta": verdict.final_delta,
-        "problems": list(verdict.problems),
+        "problems": problems,
+        "last_learning_rate": bf16.last_learning_rate,
+        "peak_learning_rate": settings_from(subject.optimizer).learning_rate,
         "matmul_error": fp32.lane.matmul_error,
         "matmul_limit": MATMUL_ERROR_LIMIT,
         "batches_sha256": _joined(fp32.lane.batch_hashes),
@@ -111,7 +120,12 @@ def _run_lane(
         low_precision_parameters=low_precision_parameters(step),
         matmul_error=error,
     )
-    return _Run(lane=lane, seconds=time.perf_counter() - started, model=step.model)
+    return _Run(
+        lane=lane,
+        seconds=time.perf_counter() - started,
+        model=step.model,
+        last_learning_rate=step.schedule.rate(request.steps),
+    )
 
 
 def _locate(

@@ -1,4 +1,4 @@
-"""A probe process: `python -m leadline.probe.worker REQUEST RESULT`.
+"""A probe process: `python -P -m leadline.probe.worker REQUEST RESULT PARENT`.
 
 Reads one request, measures, writes one result, ends. Being a process of its own is
 the point: nothing it leaves in the allocator, the compiler or the driver can reach
@@ -27,10 +27,10 @@ from leadline.probe.request import (
 _PR_SET_PDEATHSIG = 1
 
 
-def main(request_path: str, result_path: str) -> None:
-    """Serve one request."""
+def main(request_path: str, result_path: str, parent: int) -> None:
+    """Serve one request of the process *parent*, and end with it."""
     started = time.perf_counter()
-    _die_with_parent(os.getppid())
+    _die_with_parent(parent)
     result: dict[str, Any]
     try:
         result = {"ok": True, "data": _serve(read_request(Path(request_path)))}
@@ -47,7 +47,7 @@ def _serve(request: Request) -> dict[str, Any]:
     if isinstance(request, EnvironmentRequest):
         from leadline.probe.environment import run_environment
 
-        return run_environment(request.device, request.requirements)
+        return run_environment(request)
     if isinstance(request, TwinRequest):
         from leadline.probe.twin import run_twin
 
@@ -68,4 +68,4 @@ def _die_with_parent(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
