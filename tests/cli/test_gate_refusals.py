@@ -10,7 +10,6 @@ import os
 import resource
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 

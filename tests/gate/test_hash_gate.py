@@ -3,10 +3,13 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from leadline.core.errors import ProbeError
 from leadline.gate.lock import lock_problems
+from leadline.gate.runner import GateEvents, run_gate
 from leadline.pack.build import build_pack
 
 from .double import GateDouble
@@ -103,6 +106,28 @@ def test_shards_damaged_between_two_attempts_are_red(own: GateDouble) -> None:
     own.probes.calls.clear()
     assert "hash_gate" in own.run().status.red
     assert own.probes.measured == []
+
+
+def test_probes_of_a_moved_configuration_read_the_shards_that_were_verified_there(
+    own: GateDouble,
+) -> None:
+    """The old folder's shards are the same by hash, and nobody has looked at them since."""
+    asked: list[str] = []
+
+    def answer(request: Any) -> dict[str, Any]:
+        asked.append(request.subject.shards)
+        return own.probes.twin
+
+    own.probes.serves["twin"] = answer
+    own.probes.raises["twin"] = ProbeError("the twin process was killed")
+    own.run()
+    del own.probes.raises["twin"]
+    moved = own.folder / "moved"
+    moved.mkdir()
+    for name in ("shards", "model.py", "gate.toml"):
+        (own.folder / name).rename(moved / name)
+    run_gate(moved / "gate.toml", own.out, GateEvents())
+    assert asked == [str(moved / "shards")]
 
 
 def test_negative_control_is_on_the_record(own: GateDouble) -> None:

@@ -7,6 +7,7 @@ of ours gets to tidy up. Only the probes are canned.
 import errno
 import os
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 
 class Killer:
-    """Ends the process at its nth write; `hook` turns an operation into a counted one."""
+    """Ends the process at its nth write, or before the ledger line that holds some bytes."""
 
-    def __init__(self, at: int | None) -> None:
+    def __init__(self, at: int | bytes | None) -> None:
         self.at = at
         self.writes = 0
 
@@ -47,6 +48,8 @@ class Killer:
         """Half of the line is on the disk when the kill comes."""
 
         def torn(path: Path, data: bytes, existing: bytes | None) -> None:
+            if isinstance(self.at, bytes) and self.at in data:
+                os._exit(KILLED)
             if self.strikes():
                 append(path, data[: len(data) // 2], existing)
                 os._exit(KILLED)
@@ -62,8 +65,8 @@ class Killer:
         ledger._append_bytes = self.tear(ledger._append_bytes)
 
 
-def run_killed(gate: GateDouble, out: Path, at: int | None) -> tuple[int, int]:
-    """Run in a forked process that dies at write *at*; its exit status and its writes."""
+def run_killed(gate: GateDouble, out: Path, at: int | bytes | None) -> tuple[int, int]:
+    """Run in a forked process that dies at *at*; its exit status and its writes."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -85,8 +88,11 @@ def run_killed(gate: GateDouble, out: Path, at: int | None) -> tuple[int, int]:
 
 @pytest.fixture
 def light(gate: GateDouble, monkeypatch: pytest.MonkeyPatch) -> GateDouble:
-    """Without the report and the hash over the sources, which take most of a canned gate's time."""
+    """Without the report, the hash over the sources and reading one ledger again and again."""
     monkeypatch.setattr("leadline.gate.runner.build_report", lambda run: run / "report.html")
+    # Killing a process loses nothing the kernel already holds, so no disk has to be waited for.
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+    monkeypatch.setattr(ledger, "read_chain", lru_cache(maxsize=8)(ledger.read_chain))
     for module in ("runner", "lock_check"):
         monkeypatch.setattr(f"leadline.gate.{module}.source_sha256", lambda: "c0" * 32)
     gate.write()
@@ -126,48 +132,30 @@ def test_gate_killed_twice_and_twice_again_goes_on_to_one_valid_lock(light: Gate
     assert (lock_problems(out), written_locks(out)) == ([], 1)
 
 
-def find_write(light: GateDouble, name: str, state: Callable[[Path], bool]) -> Path:
-    """The first run directory, over all kills, in which *state* holds."""
-    _, writes = run_killed(light, light.folder / f"{name}-whole", None)
-    for at in range(writes, 0, -1):
-        out = light.folder / f"{name}-{at}"
-        run_killed(light, out, at)
-        if state(out):
-            return out
-    pytest.fail("no kill leaves that state")
-
-
-def _has_lock_without_line(out: Path) -> bool:
-    ledger_path = out / "ledger.jsonl"
-    return (out / "config.lock.json").exists() and b'"lock.written"' not in ledger_path.read_bytes()
-
-
 def test_kill_between_lock_and_its_line_keeps_the_lock_that_is_there(light: GateDouble) -> None:
-    out = find_write(light, "lock", _has_lock_without_line)
-    lock = (out / "config.lock.json").read_bytes()
-    assert run_gate(light.config, out, GateEvents()).status.green
-    assert (out / "config.lock.json").read_bytes() == lock
-    assert (lock_problems(out), written_locks(out)) == ([], 1)
+    assert run_killed(light, light.out, b'"lock.written"')[0] == KILLED
+    lock = (light.out / "config.lock.json").read_bytes()
+    assert written_locks(light.out) == 0
+    assert run_gate(light.config, light.out, GateEvents()).status.green
+    assert (light.out / "config.lock.json").read_bytes() == lock
+    assert (lock_problems(light.out), written_locks(light.out)) == ([], 1)
 
 
 def test_lock_edited_between_its_writing_and_its_line_is_refused(light: GateDouble) -> None:
-    out = find_write(light, "edited", _has_lock_without_line)
-    path = out / "config.lock.json"
+    assert run_killed(light, light.out, b'"lock.written"')[0] == KILLED
+    path = light.out / "config.lock.json"
     path.chmod(0o644)
     path.write_bytes(path.read_bytes().replace(b'"tok_s":60000', b'"tok_s":90000'))
     with pytest.raises(LockError, match="no longer matches the evidence"):
-        run_gate(light.config, out, GateEvents())
-    assert written_locks(out) == 0
+        run_gate(light.config, light.out, GateEvents())
+    assert written_locks(light.out) == 0
 
 
 def test_kill_between_evidence_and_its_line_measures_that_phase_again(light: GateDouble) -> None:
-    def unvouched(out: Path) -> bool:
-        there = (out / "evidence" / "probe.P2.json").exists()
-        return there and b'"probe.P2"' not in (out / "ledger.jsonl").read_bytes()
-
-    out = find_write(light, "evidence", unvouched)
-    light.probes.calls.clear()
-    assert run_gate(light.config, out, GateEvents()).status.green
+    assert run_killed(light, light.out, b'"name":"probe.P2"')[0] == KILLED
+    assert light.store.path("probe.P2").is_file()
+    assert "probe.P2" not in light.store.read()
+    assert run_gate(light.config, light.out, GateEvents()).status.green
     assert light.probes.measured == ["probe-P2", "probe-P3"]
 
 

@@ -135,6 +135,45 @@ def test_gate_with_changed_window_keeps_its_measurements(gate: GateDouble) -> No
     assert gate.lock()["budget"]["window_hours"] == "2"
 
 
+def test_gate_with_a_fourth_point_measures_that_point_alone(gate: GateDouble) -> None:
+    del gate.tables["disposition"]
+    gate.run()
+    gate.tables["sweep"]["points"].append({"name": "P4", "micro_batch": 2, "seq_len": 64})
+    gate.probes.calls.clear()
+    gate.run()
+    assert gate.probes.measured == ["probe-P4"]
+
+
+@pytest.mark.parametrize("key", ["micro_batch", "seq_len"])
+def test_gate_with_a_changed_point_measures_that_point_again(gate: GateDouble, key: str) -> None:
+    del gate.tables["disposition"]
+    gate.run()
+    gate.tables["sweep"]["points"][0][key] = 3
+    gate.probes.calls.clear()
+    gate.run()
+    assert gate.probes.measured == ["probe-P1"]
+
+
+def test_gate_with_a_changed_sweep_measures_every_point_again(gate: GateDouble) -> None:
+    del gate.tables["disposition"]
+    gate.run()
+    gate.tables["sweep"]["warmup_steps"] = 2
+    gate.probes.calls.clear()
+    gate.run()
+    assert gate.probes.measured == ["probe-P1", "probe-P2", "probe-P3"]
+
+
+def test_gate_whose_checkpoints_go_to_another_disk_measures_every_point_again(
+    gate: GateDouble,
+) -> None:
+    del gate.tables["disposition"]
+    gate.run()
+    gate.tables["checkpoint"] = {"dir": "other-disk"}
+    gate.probes.calls.clear()
+    gate.run()
+    assert gate.probes.measured == ["probe-P1", "probe-P2", "probe-P3"]
+
+
 def test_gate_with_a_changed_workload_file_measures_everything_again(gate: GateDouble) -> None:
     del gate.tables["disposition"]
     gate.run()
