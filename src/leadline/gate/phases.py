@@ -15,7 +15,7 @@ from leadline.core.gate import PROBE_PREFIX
 from leadline.gate.arithmetic import budget_finding, checkpoint_finding
 from leadline.gate.choice import choose
 from leadline.gate.config import PointTable
-from leadline.gate.context import Finding, GateContext
+from leadline.gate.context import Finding, GateContext, exact_json
 from leadline.gate.hash_gate import hash_gate_inputs, run_hash_gate
 from leadline.probe.process import run_probe
 from leadline.probe.request import EnvironmentRequest, PointRequest, TwinRequest
@@ -61,7 +61,7 @@ def phases_of(points: tuple[PointTable, ...]) -> tuple[Phase, ...]:
             title="Hash gate",
             inputs=hash_gate_inputs,
             run=run_hash_gate,
-            same=("manifest_sha256", "train_tokens", "eval_tokens"),
+            same=("manifest_sha256", "shards_dir", "train_tokens", "eval_tokens"),
         ),
         Phase(
             name="twin",
@@ -139,12 +139,23 @@ def _probe_phase(point: PointTable) -> Phase:
     return Phase(
         name=f"{PROBE_PREFIX}{point.name}",
         title=f"Sweep {point.name} ({point.micro_batch}x{point.seq_len})",
-        inputs=lambda ctx: ctx.measured_inputs(
-            "probe", "sweep", point=ctx.section("sweep")["sweep"], name=point.name
-        ),
+        inputs=lambda ctx: _probe_inputs(ctx, point),
         run=lambda ctx: _probe(ctx, point),
         goes_on=True,
         again=_deserves_another_try,
+    )
+
+
+def _probe_inputs(ctx: GateContext, point: PointTable) -> str:
+    """The point's own row and what the sweep says of every point; other rows do not touch it."""
+    sweep = ctx.section("sweep")["sweep"]
+    del sweep["points"]
+    return ctx.measured_inputs(
+        "probe",
+        sweep=sweep,
+        point=exact_json(point),
+        # The trial checkpoint is part of the measurement, and so is the disk it goes to.
+        checkpoint_dir=str(ctx.checkpoint_dir),
     )
 
 
