@@ -142,6 +142,13 @@ def test_g11_out_of_memory_of_the_driver_is_told_by_its_code(code, is_oom):
     assert is_out_of_memory(error) is is_oom
 
 
+def test_out_of_memory_wrapped_by_a_compiler_is_seen():
+    error = RuntimeError("backend failed")
+    assert not is_out_of_memory(error)
+    error.__cause__ = torch.OutOfMemoryError("trial kernel")
+    assert is_out_of_memory(error)
+
+
 def test_first_line_of_a_long_error_is_one_line():
     assert first_line(ValueError("one\ntwo")) == "ValueError: one"
     assert first_line(MemoryError()) == "MemoryError: no message"

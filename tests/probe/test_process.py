@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -238,3 +239,22 @@ def test_probe_whose_parent_is_killed_leaves_no_orphan(tiny_shards, tmp_path):
     for worker in alive:
         worker.kill()
     assert (len(workers), alive) == (1, [])
+
+
+@pytest.mark.slow
+def test_probe_whose_parent_died_before_it_looked_ends_itself(tmp_path):
+    write_request(tmp_path / "in.json", EnvironmentRequest(device="cpu", requirements=None))
+    files = [str(tmp_path / "in.json"), str(tmp_path / "out.json")]
+    command = [sys.executable, "-P", "-m", "leadline.probe.worker", *files]
+    # Process 1 stands for a parent that is no longer ours.
+    ended = subprocess.run([*command, "1"], check=False, timeout=60)
+    assert ended.returncode == -signal.SIGKILL
+    assert not (tmp_path / "out.json").exists()
+
+
+@pytest.mark.slow
+def test_probe_takes_no_module_from_the_callers_folder(tmp_path, monkeypatch):
+    (tmp_path / "statistics.py").write_text("raise SystemExit('not yours')\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    request = EnvironmentRequest(device="cpu", requirements=None)
+    assert run_probe(request, tmp_path, "environment", lambda _: None)["problems"] == []

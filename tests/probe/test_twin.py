@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from leadline.core.errors import ProbeError
 from leadline.models.custom import load_workload
 from leadline.probe import twin
 from leadline.probe.request import Subject, TwinRequest
@@ -19,7 +20,7 @@ from leadline.train.step import StepSettings, TrainStep
 def run(tiny_shards, workloads_dir):
     """Run the twin of a tiny workload over 40 steps."""
 
-    def measure(workload, on_progress=lambda *_: None, **changes):
+    def measure(workload, on_progress=lambda *_: None, optimizer=None, **changes):
         request = TwinRequest(
             subject=Subject(
                 workload={"kind": "python", "object": f"tiny.py:{workload}"},
@@ -27,6 +28,7 @@ def run(tiny_shards, workloads_dir):
                 shards=str(tiny_shards),
                 device="cpu",
                 seed=0,
+                optimizer=optimizer or {},
             ),
             steps=40,
             micro_batch=2,
@@ -93,6 +95,24 @@ def test_g14_twin_with_weights_in_bf16_is_red_and_names_them(run):
     told = [text for text in data["problems"] if "held below fp32" in text]
     assert ["fp32 lane" in told[0], "bf16 lane" in told[1]] == [True, True]
     assert "embed.weight" in told[0]
+
+
+def test_twin_whose_divergence_cannot_be_located_keeps_what_the_lanes_showed(run, monkeypatch):
+    def refuse(*_args, **_kwargs):
+        raise ProbeError("out of device memory")
+
+    monkeypatch.setattr(twin, "locate_divergence", refuse)
+    data = run("faulty_mean")
+    assert not data["green"]
+    assert data["worst_delta"] > 0.05
+    assert len(data["bf16"]["losses"]) == 40
+    assert "could not be located: out of device memory" in data["problems"][-1]
+
+
+def test_twin_tells_how_far_its_learning_rate_got(run):
+    data = run("clean", optimizer={"learning_rate": 1e-3, "warmup_steps": 80})
+    assert data["last_learning_rate"] == pytest.approx(0.5e-3)
+    assert data["peak_learning_rate"] == 1e-3
 
 
 def test_twin_with_nan_is_red_and_says_from_which_step(run):
