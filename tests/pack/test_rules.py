@@ -105,6 +105,12 @@ def test_random_value_given_to_a_telling_name_is_found_in_code(line):
     assert _kinds(line.format("q8Zr2Lw9Xk4Vt7Nm")) == ["assigned-secret"]
 
 
+def test_hash_of_a_given_tokenizer_in_the_shards_manifest_is_no_secret():
+    sha256 = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+    assert _kinds(f'"tokenizer_sha256":"{sha256}"') == []
+    assert _kinds(f'"token":"{sha256}"') == ["assigned-secret"]
+
+
 @pytest.mark.parametrize("path", [".env", "conf/app.yaml", "settings.ini", "run.sh", "Dockerfile"])
 def test_random_value_without_quotes_is_found_in_configuration(path):
     assert _kinds("export API_KEY=q8Zr2Lw9Xk4Vt7Nm\n", path) == ["assigned-secret"]
