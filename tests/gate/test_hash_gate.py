@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from leadline.core.errors import ProbeError
+from leadline.core.errors import ProbeError, UsageError
+from leadline.data import load_manifest, pack_text
 from leadline.gate.lock import lock_problems
 from leadline.gate.runner import GateEvents, run_gate
 from leadline.pack.build import build_pack
@@ -50,6 +51,17 @@ def text(gate: GateDouble) -> GateDouble:
         "epochs": 1000,
     }
     return gate
+
+
+def other_shards(folder: Path) -> Path:
+    """Sound shards of another text."""
+    prose = folder / "other-text"
+    for number in range(30):
+        prose.mkdir(exist_ok=True)
+        words = f"{number} marks and a deep, " * 60
+        (prose / f"{number}.txt").write_text(words, encoding="utf-8")
+    pack_text(prose, folder / "other", tokenizer="bytes", eval_fraction="0.2")
+    return folder / "other"
 
 
 def shard(folder: Path) -> Path:
@@ -177,10 +189,53 @@ def test_resumed_gate_does_not_unpack_again(packed: GateDouble) -> None:
     del packed.tables["disposition"]
     packed.run()
     before = (packed.out / "data").stat().st_ino
-    shutil.rmtree(packed.folder / "packs")
     packed.tables["disposition"] = {"next": "continue"}
     assert packed.run().status.green
     assert (packed.out / "data").stat().st_ino == before
+
+
+def test_resumed_gate_whose_pack_is_gone_is_refused_and_keeps_its_data(packed: GateDouble) -> None:
+    del packed.tables["disposition"]
+    packed.run()
+    shutil.rmtree(packed.folder / "packs")
+    with pytest.raises(UsageError, match="there is no pack at"):
+        packed.run()
+    assert (packed.out / "data").is_dir()
+
+
+def test_pack_of_other_content_under_the_same_name_is_brought_in(packed: GateDouble) -> None:
+    del packed.tables["disposition"]
+    packed.run()
+    first = packed.store.read()["pack"].data
+    shutil.rmtree(packed.folder / "packs")
+    build_pack(other_shards(packed.folder), packed.folder / "packs", "corpus")
+    packed.probes.calls.clear()
+    packed.run()
+    second = packed.store.read()["pack"].data
+    assert second["manifest_sha256"] != first["manifest_sha256"]
+    assert packed.probes.measured == ["twin", "probe-P1", "probe-P2", "probe-P3"]
+
+
+def test_pack_moved_elsewhere_is_not_unpacked_again(packed: GateDouble) -> None:
+    del packed.tables["disposition"]
+    packed.run()
+    before = (packed.out / "data").stat().st_ino
+    (packed.folder / "packs").rename(packed.folder / "moved")
+    packed.tables["data"]["pack"] = "moved/corpus.tar"
+    packed.run()
+    assert (packed.out / "data").stat().st_ino == before
+
+
+def test_g38_data_swapped_with_a_manifest_of_its_own_is_unpacked_anew(packed: GateDouble) -> None:
+    del packed.tables["disposition"]
+    packed.run()
+    recorded = packed.store.read()["pack"].data["manifest_sha256"]
+    root = packed.out / packed.store.read()["pack"].data["shards_dir"]
+    shutil.rmtree(root)
+    shutil.copytree(other_shards(packed.folder), root)
+    packed.tables["disposition"] = {"next": "continue"}
+    assert packed.run().status.green
+    assert load_manifest(root).sha256 == recorded == packed.lock()["manifest_sha256"]
 
 
 def test_unpacked_data_that_was_damaged_is_brought_in_again(packed: GateDouble) -> None:
@@ -199,6 +254,42 @@ def test_text_goes_through_shards_and_a_pack(text: GateDouble) -> None:
     assert (data["vocab_size"], data["secrets_found"]) == (257, 0)
     assert (text.out / "pack" / "data.tar").is_file()
     assert lock_problems(text.out, deep=True) == []
+
+
+def test_text_changed_between_two_attempts_is_packed_anew(text: GateDouble) -> None:
+    del text.tables["disposition"]
+    text.run()
+    first = text.store.read()["pack"].data["manifest_sha256"]
+    (text.folder / "text" / "7.txt").write_text("deeper than that, " * 60, encoding="utf-8")
+    text.probes.calls.clear()
+    text.run()
+    assert text.store.read()["pack"].data["manifest_sha256"] != first
+    assert text.probes.measured == ["twin", "probe-P1", "probe-P2", "probe-P3"]
+
+
+def test_text_reached_by_another_path_is_not_packed_anew(text: GateDouble) -> None:
+    del text.tables["disposition"]
+    text.run()
+    before = (text.out / "data").stat().st_ino
+    (text.folder / "text").rename(text.folder / "prose")
+    text.tables["data"] |= {"text": "prose", "epochs": 999}
+    text.run()
+    assert (text.out / "data").stat().st_ino == before
+
+
+def test_changed_tokenizer_file_packs_the_text_anew(text: GateDouble) -> None:
+    for spelling in ("first", "second"):
+        shards = text.folder / spelling
+        pack_text(text.folder / "text", shards, vocab_size=257 if spelling == "first" else 300)
+    path = text.folder / "tokenizer.json"
+    text.tables["data"]["tokenizer"] = "tokenizer.json"
+    del text.tables["disposition"]
+    sizes = []
+    for spelling in ("first", "second"):
+        shutil.copy(text.folder / spelling / "tokenizer.json", path)
+        text.run()
+        sizes.append(text.store.read()["pack"].data["vocab_size"])
+    assert sizes[0] < sizes[1]
 
 
 def test_shards_that_were_not_packed_here_are_not_called_free_of_secrets(own: GateDouble) -> None:

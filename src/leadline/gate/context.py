@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,8 @@ class GateContext:
     store: EvidenceStore
     code_sha256: str
     on_progress: Callable[[Progress], None]
+    read_once: dict[str, str] = field(default_factory=dict)
+    """Hashes of what takes minutes to read, kept for as long as this gate runs."""
 
     @property
     def work_dir(self) -> Path:

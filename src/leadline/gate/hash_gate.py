@@ -12,11 +12,11 @@ import shutil
 from pathlib import Path
 
 from leadline.core.atomic import explained_os_errors
-from leadline.core.canonical import sha256_json
-from leadline.core.errors import IntegrityError, UsageError
-from leadline.data import pack_text
-from leadline.data.scan import PackProgress
+from leadline.core.errors import DataError, IntegrityError, UsageError
+from leadline.data import load_manifest
+from leadline.data.prepare import pack_inputs
 from leadline.gate.context import Finding, GateContext
+from leadline.gate.data_source import hash_gate_inputs, show_packing, text_inputs
 from leadline.pack.build import build_pack
 from leadline.pack.progress import OnProgress
 from leadline.pack.report import PackReport
@@ -27,11 +27,6 @@ from leadline.probe.progress import Progress
 DATA_FOLDER = "data"
 _BUILD_FOLDER = "build"
 _PACK_FOLDER = "pack"
-
-
-def hash_gate_inputs(ctx: GateContext) -> str:
-    """Hash of what decides which bytes the shards are."""
-    return sha256_json(ctx.section("data", "seed"))
 
 
 def run_hash_gate(ctx: GateContext) -> Finding:
@@ -51,7 +46,7 @@ def _bring_in(ctx: GateContext) -> str:
     """Unpack the data into the run directory unless it lies there from an equal request."""
     target = ctx.run_dir / DATA_FOLDER
     there = ctx.store.reusable("pack", hash_gate_inputs(ctx))
-    if there is not None and target.is_dir():
+    if there is not None and _manifest_sha256(target) == there.data["manifest_sha256"]:
         return str(there.data["tarball_sha256"])
     for leftover in (target, ctx.run_dir / _BUILD_FOLDER, ctx.run_dir / _PACK_FOLDER):
         if leftover.exists():  # of an attempt that was cut off or asked for other data
@@ -68,31 +63,19 @@ def _bring_in(ctx: GateContext) -> str:
     return str(report.tarball_sha256)
 
 
+def _manifest_sha256(target: Path) -> str | None:
+    """Of the shards that lie at *target*: shards swapped with their manifest have another."""
+    try:
+        return load_manifest(_shards_folder(target)).sha256
+    except (DataError, UsageError):
+        return None
+
+
 def _pack_text(ctx: GateContext, text: str) -> Path:
-    table = ctx.config.data
-    source: str | Path = text if text == "stdlib" else ctx.base_dir / text
     shards = ctx.run_dir / _BUILD_FOLDER / "shards"
-    tokenizer = table.tokenizer
-    if tokenizer not in ("bpe", "bytes"):
-        tokenizer = str(ctx.base_dir / tokenizer)
-
-    def show(progress: PackProgress) -> None:
-        ctx.on_progress(
-            Progress(phase=progress.stage, done=progress.done_bytes, total=progress.total_bytes)
-        )
-
     with explained_os_errors(shards):
         shards.parent.mkdir(parents=True, exist_ok=True)
-    pack_text(
-        source,
-        shards,
-        tokenizer=tokenizer,
-        vocab_size=table.vocab_size,
-        seed=ctx.config.seed,
-        eval_fraction=str(table.eval_fraction),
-        max_bytes=table.max_bytes,
-        on_progress=show,
-    )
+    pack_inputs(text_inputs(ctx, text), shards, lambda item: show_packing(ctx, item))
     result = build_pack(shards, ctx.run_dir / _PACK_FOLDER, DATA_FOLDER, on_progress=_told_to(ctx))
     shutil.rmtree(shards.parent)
     return result.tarball

@@ -16,7 +16,8 @@ from leadline.gate.arithmetic import budget_finding, checkpoint_finding
 from leadline.gate.choice import choose
 from leadline.gate.config import PointTable
 from leadline.gate.context import Finding, GateContext, exact_json
-from leadline.gate.hash_gate import hash_gate_inputs, run_hash_gate
+from leadline.gate.data_source import hash_gate_inputs
+from leadline.gate.hash_gate import run_hash_gate
 from leadline.probe.process import run_probe
 from leadline.probe.request import EnvironmentRequest, PointRequest, TwinRequest
 

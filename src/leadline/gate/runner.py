@@ -129,7 +129,11 @@ def _run_phases(ctx: GateContext, config: GateConfig, events: GateEvents) -> Non
 
 
 def _run_phase(ctx: GateContext, phase: Phase) -> tuple[Evidence, bool]:
-    inputs = phase.inputs(ctx)
+    try:
+        inputs = phase.inputs(ctx)
+    except _FINDINGS as error:  # what the phase would be given cannot be read
+        red = ctx.store.record(phase.name, green=False, reason=str(error), inputs="", data={})
+        return red, False
     there = ctx.store.reusable(phase.name, inputs)
     if there is not None and not phase.same and not phase.again(ctx, there):
         return there, True

@@ -37,6 +37,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _MANIFEST_ENTRY_BYTES = 512  # generous for one file's path, size and hash in JSON
 
 
+def manifest_path_of(tarball: Path) -> Path:
+    """Where the manifest of *tarball* lies: beside it."""
+    return tarball.with_name(tarball.name.removesuffix(TAR_SUFFIX) + MANIFEST_SUFFIX)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackResult:
     """A pack as built, or as found already there with the same bytes."""

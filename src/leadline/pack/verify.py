@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 from leadline.core.atomic import explained_os_errors
 from leadline.core.errors import IntegrityError, UsageError
 from leadline.core.manifest import FileEntry, Manifest, Readable, check_stream, read_manifest
-from leadline.pack.build import MANIFEST_SUFFIX, TAR_SUFFIX
+from leadline.pack.build import manifest_path_of
 from leadline.pack.control import control_problem
 from leadline.pack.progress import Meter, OnProgress
 from leadline.pack.report import PackReport
@@ -86,7 +86,7 @@ def verify_pack(
 def _manifest_of(tarball: Path) -> Manifest:
     if not tarball.is_file():
         raise UsageError(f"there is no pack at {tarball}; give a NAME.tar or a folder")
-    path = tarball.with_name(tarball.name.removesuffix(TAR_SUFFIX) + MANIFEST_SUFFIX)
+    path = manifest_path_of(tarball)
     if not path.is_file():
         raise IntegrityError(
             f"{tarball} has no manifest {path.name} beside it; fetch it, or build the pack again"
