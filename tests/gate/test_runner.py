@@ -2,17 +2,19 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from leadline.core.errors import DiskSpaceError, IntegrityError, LockError, ProbeError, UsageError
 from leadline.core.ledger import Ledger, verify_ledger
 from leadline.core.lineage import verify_lineage
-from leadline.gate.lock import lock_problems
+from leadline.gate.context import GateContext
+from leadline.gate.lock import finish_lock, lock_problems
 from leadline.gate.run_folder import alone_in
 from leadline.gate.runner import GateEvents, run_gate
 
-from .double import GateDouble, memory, out_of_memory
+from .double import GateDouble, measured, memory, out_of_memory
 
 ALL = ["environment", "twin", "probe-P1", "probe-P2", "probe-P3"]
 
@@ -181,6 +183,33 @@ def test_gate_with_a_changed_workload_file_measures_everything_again(gate: GateD
     gate.probes.calls.clear()
     gate.run()
     assert gate.probes.calls == ALL
+
+
+def test_gate_whose_workload_is_edited_during_the_sweep_is_refused(gate: GateDouble) -> None:
+    path = gate.folder / "model.py"
+
+    def edit(request: Any) -> dict[str, Any]:
+        path.write_text("# edited while P2 was measured\n", encoding="utf-8")
+        return measured(request.name, request.micro_batch, request.seq_len, 60_000)
+
+    gate.probes.serves["probe-P2"] = edit
+    with pytest.raises(IntegrityError, match=r"model\.py changed while the gate ran"):
+        gate.run()
+    assert "probe.P2" not in gate.store.read()
+    assert not (gate.out / "config.lock.json").exists()
+
+
+def test_gate_whose_workload_is_edited_before_the_lock_is_refused(
+    gate: GateDouble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def edit(ctx: GateContext) -> Path:
+        (gate.folder / "model.py").write_text("# edited at the last moment\n", encoding="utf-8")
+        return finish_lock(ctx)
+
+    monkeypatch.setattr("leadline.gate.runner.finish_lock", edit)
+    with pytest.raises(IntegrityError, match="changed while the gate ran"):
+        gate.run()
+    assert not (gate.out / "config.lock.json").exists()
 
 
 def test_gate_on_another_environment_measures_everything_again(gate: GateDouble) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from leadline.core.canonical import sha256_json
+from leadline.core.errors import IntegrityError
 from leadline.core.evidence import Evidence, EvidenceStore
 from leadline.gate.config import GateConfig
 from leadline.gate.workload_files import workload_files
@@ -34,6 +35,8 @@ class GateContext:
     run_dir: Path
     store: EvidenceStore
     code_sha256: str
+    workload_files: Mapping[str, str]
+    """Sha256 of the files the workload is made from, by path, as they were at the start."""
     on_progress: Callable[[Progress], None]
     read_once: dict[str, str] = field(default_factory=dict)
     """Hashes of what takes minutes to read, kept for as long as this gate runs."""
@@ -59,9 +62,19 @@ class GateContext:
         """Tables of the configuration as JSON without floats, for hashing."""
         return {name: exact_json(getattr(self.config, name)) for name in names}
 
-    def workload_files(self) -> dict[str, str]:
-        """Sha256 of the files the workload is made from, by path."""
-        return workload_files(self.config.workload, self.base_dir)
+    def refuse_changed_workload(self) -> None:
+        """Hold the workload's files against what they were when this gate began.
+
+        Raises:
+            IntegrityError: they changed; what was measured since is of neither version.
+        """
+        now = workload_files(self.config.workload, self.base_dir)
+        changed = {name for name, _ in now.items() ^ self.workload_files.items()}
+        if changed:
+            raise IntegrityError(
+                f"{', '.join(sorted(changed))} changed while the gate ran, so what was measured "
+                "is not what is there; leave the workload alone and run the gate again"
+            )
 
     def measured_inputs(self, phase: str, *sections: str, **more: Any) -> str:
         """Hash of what a measurement depends on: code, device, data and its own tables."""
@@ -72,7 +85,7 @@ class GateContext:
                 "environment": self.evidence("environment").data["fingerprint"],
                 "data": self.evidence("pack").data["manifest_sha256"],
                 "seed": self.config.seed,
-                "workload_files": self.workload_files(),
+                "workload_files": dict(self.workload_files),
                 "sections": self.section("workload", "optimizer", *sections),
                 "more": more,
             }

@@ -37,9 +37,11 @@ def finish_lock(ctx: GateContext) -> Path:
 
     Raises:
         LockError: a finished lock is there, or an unfinished one of other evidence.
+        IntegrityError: the workload's files are not what was measured.
     """
     path = ctx.run_dir / LOCK_FILE
     ledger = ctx.store.ledger
+    ctx.refuse_changed_workload()
     found = _needed(ctx)
     if path.exists():
         if any(entry.kind == WRITTEN_KIND for entry in ledger.entries()):
@@ -120,7 +122,7 @@ def _payload(ctx: GateContext, found: Mapping[str, Evidence]) -> dict[str, Any]:
         "peak_device_bytes": choice["memory"]["device_peak_bytes"],
         "twin_worst_delta": f"{twin['worst_delta']:.6f}",
         "workload": exact_json(config.workload),
-        "workload_files": ctx.workload_files(),
+        "workload_files": dict(ctx.workload_files),
         "optimizer": exact_settings(settings_from(config.optimizer)),
         "manifest_sha256": pack["manifest_sha256"],
         "train_tokens": pack["train_tokens"],

@@ -78,7 +78,7 @@ def run_gate(config_path: Path, run_dir: Path, events: GateEvents) -> GateOutcom
     """
     config, content = load_config(config_path)
     base_dir = config_path.resolve().parent
-    workload_files(config.workload, base_dir)  # a missing one is told before anything is made
+    files = workload_files(config.workload, base_dir)  # a missing one is told before all else
     points = tuple(point.name for point in config.sweep.points)
     with alone_in(run_dir):
         store = EvidenceStore(run_dir)
@@ -98,6 +98,7 @@ def run_gate(config_path: Path, run_dir: Path, events: GateEvents) -> GateOutcom
             run_dir=run_dir.resolve(),
             store=store,
             code_sha256=source_sha256(),
+            workload_files=files,
             on_progress=events.progress,
         )
         store.ledger.append(
@@ -107,6 +108,7 @@ def run_gate(config_path: Path, run_dir: Path, events: GateEvents) -> GateOutcom
                 "points": list(points),
                 "leadline": __version__,
                 "code_sha256": ctx.code_sha256,
+                "workload_files": files,
             },
         )
         _run_phases(ctx, config, events)
@@ -138,6 +140,7 @@ def _run_phase(ctx: GateContext, phase: Phase) -> tuple[Evidence, bool]:
     if there is not None and not phase.same and not phase.again(ctx, there):
         return there, True
     finding = _found(ctx, phase.run)
+    ctx.refuse_changed_workload()
     if there is not None and phase.same and finding.green and _agree(there, finding, phase.same):
         return there, True
     recorded = ctx.store.record(

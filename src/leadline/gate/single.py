@@ -14,6 +14,7 @@ from leadline.gate.context import GateContext
 from leadline.gate.defaults import demo_config_path
 from leadline.gate.phases import phases_of, point_request
 from leadline.gate.run_folder import alone_in
+from leadline.gate.workload_files import workload_files
 from leadline.probe.process import run_probe
 from leadline.probe.progress import Progress
 
@@ -37,6 +38,7 @@ def probe_once(
     """
     path = config_path or demo_config_path()
     config, _ = load_config(path)
+    base_dir = path.resolve().parent
     points = {point.name: point for point in config.sweep.points}
     if point_name not in points:
         raise UsageError(f"no point {point_name!r} in {path.name}; it has {', '.join(points)}")
@@ -48,10 +50,11 @@ def probe_once(
             )
         ctx = GateContext(
             config=config,
-            base_dir=path.resolve().parent,
+            base_dir=base_dir,
             run_dir=out.resolve(),
             store=EvidenceStore(out),
             code_sha256=source_sha256(),
+            workload_files=workload_files(config.workload, base_dir),
             on_progress=on_progress,
         )
         _prepare(ctx)
