@@ -217,6 +217,7 @@ def make_double(folder: Path, shards: Path) -> GateDouble:
         "workload": {"kind": "python", "object": "model.py:clean"},
         "data": {"shards": str(shards), "epochs": 1000},
         "environment": {"device": "cpu"},
+        "optimizer": {"warmup_steps": 20},
         "twin": {"steps": 3, "settle_steps": 1, "micro_batch": 4, "seq_len": 64},
         "sweep": {"steps": 20, "warmup_steps": 1, "points": points},
         "budget": {"window_hours": "1"},

@@ -69,6 +69,19 @@ def test_window_too_short_for_one_step_is_red(gate: GateDouble) -> None:
     assert "less than one step of 8x64" in gate.store.read()["budget"].reason
 
 
+def test_warm_up_that_does_not_end_within_the_budget_is_red(gate: GateDouble) -> None:
+    gate.run()
+    steps = gate.lock()["total_steps"]
+    gate.out.rename(gate.folder / "first")
+    gate.tables["optimizer"]["warmup_steps"] = steps
+    outcome = gate.run()
+    assert (outcome.status.red, outcome.lock_path) == (("budget",), None)
+    reason = gate.store.read()["budget"].reason
+    assert f"warm-up of {steps:,} steps does not end within the {steps:,} steps" in reason
+    gate.tables["optimizer"]["warmup_steps"] = steps - 1
+    assert gate.run().status.green
+
+
 def test_rate_is_never_rounded_up(gate: GateDouble) -> None:
     gate.probes.rates["P2"] = 59_999
     gate.tables["budget"] = {"window_hours": "0.7501"}  # 0.306 s of training

@@ -17,6 +17,7 @@ from leadline.core.errors import UsageError
 from leadline.core.gate import PROBE_PREFIX
 from leadline.core.units import format_bytes
 from leadline.gate.context import Finding, GateContext
+from leadline.train.settings import settings_from
 
 _NS_PER_S = 1_000_000_000
 _LIMIT_SECONDS = OVERHEAD_LIMIT_NS // _NS_PER_S
@@ -95,9 +96,10 @@ def budget_finding(ctx: GateContext) -> Finding:
     except UsageError as error:
         # The measured rate or the data is too small for one step: a verdict on the run.
         return Finding(green=False, reason=str(error), data={})
+    problem = _warmup_problem(ctx, budget.total_steps)
     return Finding(
-        green=True,
-        reason="",
+        green=not problem,
+        reason=problem,
         data={
             "arithmetic": [asdict(line) for line in budget.steps],
             "tok_s": choice["tok_s"],
@@ -114,6 +116,17 @@ def budget_finding(ctx: GateContext) -> Finding:
             "total_steps": budget.total_steps,
             "tokens_in_steps": budget.tokens_in_steps,
         },
+    )
+
+
+def _warmup_problem(ctx: GateContext, total_steps: int) -> str:
+    """A run whose warm-up never ends is refused by its schedule: said before it is locked."""
+    warmup_steps = settings_from(ctx.config.optimizer).warmup_steps
+    if warmup_steps < total_steps:
+        return ""
+    return (
+        f"the warm-up of {warmup_steps:,} steps does not end within the {total_steps:,} steps of "
+        "the budget; make [optimizer] warmup_steps smaller, or the window or epochs larger"
     )
 
 

@@ -87,7 +87,7 @@ def phases_of(points: tuple[PointTable, ...]) -> tuple[Phase, ...]:
                 {
                     "choice": ctx.evidence("choice").sha256,
                     "data": ctx.evidence("pack").data["manifest_sha256"],
-                    **ctx.section("budget", "data"),
+                    **ctx.section("budget", "data", "optimizer"),
                 }
             ),
             run=budget_finding,
