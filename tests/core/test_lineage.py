@@ -5,7 +5,7 @@ import pytest
 from leadline.core.canonical import canonical_bytes, sha256_file
 from leadline.core.errors import IntegrityError
 from leadline.core.ledger import Ledger
-from leadline.core.lineage import verify_lineage
+from leadline.core.lineage import lock_record, verify_lineage
 from leadline.core.lockfile import ConfigLock, write_lock
 
 
@@ -37,9 +37,38 @@ def test_lineage_of_a_locked_run_is_ok(run):
     assert verify_lineage(run).ok
 
 
-def test_lineage_of_a_run_without_a_lock_is_that_of_its_ledger(run):
+def test_lineage_of_a_run_that_never_had_a_lock_is_that_of_its_ledger(run):
     (run / "config.lock.json").unlink()
+    _cut(run, 5)
     assert verify_lineage(run) == verify_lineage(run / "ledger.jsonl")
+    assert lock_record(run) == "absent"
+
+
+def test_lineage_of_a_run_whose_recorded_lock_is_gone_is_red(run):
+    (run / "config.lock.json").unlink()
+    check = verify_lineage(run)
+    assert (check.ok, lock_record(run)) == (False, "lost")
+    assert "config.lock.json is gone" in check.reason
+
+
+def test_lock_with_its_line_is_recorded(run):
+    assert lock_record(run) == "recorded"
+
+
+def test_lock_without_its_line_is_unrecorded(run):
+    _cut(run, 5)
+    assert lock_record(run) == "unrecorded"
+
+
+def test_lock_in_the_place_of_the_recorded_one_is_lost(run):
+    path = run / "config.lock.json"
+    path.chmod(0o644)
+    path.write_bytes(path.read_bytes() + b" ")
+    assert lock_record(run) == "lost"
+
+
+def test_folder_without_ledger_or_lock_has_no_lock(tmp_path):
+    assert lock_record(tmp_path) == "absent"
 
 
 def test_g55_cut_tail_of_a_locked_run_is_red_by_the_lock(run):
@@ -80,7 +109,9 @@ def test_lineage_of_an_unreadable_lock_is_red(run):
     path.write_bytes(b"{")
     check = verify_lineage(run)
     assert not check.ok
-    assert "is not a lock" in check.reason
+    assert "the lock was replaced" in check.reason
+    _cut(run, 5)
+    assert "is not a lock" in verify_lineage(run).reason
 
 
 def test_lineage_of_a_broken_ledger_names_its_line_whatever_the_lock(run):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from leadline.core.canonical import canonical_bytes
+from leadline.core.canonical import canonical_bytes, sha256_file
 from leadline.core.errors import LeadlineError, LockError
 from leadline.core.ledger import Ledger
 from leadline.gate.lock import lock_problems
@@ -97,6 +97,74 @@ def test_edited_budget_is_named_with_what_its_inputs_give(locked: GateDouble) ->
     assert "locked_budget_tokens is 99999999, its inputs give 45900000" in told
     assert "total_steps is 7" in told
     assert "no line holds this lock's sha256" in told
+
+
+def forge(gate: GateDouble, payload: dict[str, Any]) -> None:
+    """Rewrite the lock, and the ledger's last line with the hash of the new one."""
+    rewrite(gate, payload)
+    path = gate.store.ledger.path
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    gate.store.ledger.append(
+        "lock.written",
+        {
+            "sha256": sha256_file(gate.out / "config.lock.json"),
+            "locked_budget_tokens": payload["locked_budget_tokens"],
+            "total_steps": payload["total_steps"],
+        },
+    )
+
+
+OWN = ("created", "ledger_head", "ledger_lines")
+
+
+def test_lock_and_ledger_line_forged_alike_are_found_in_every_key(locked: GateDouble) -> None:
+    payload = locked.lock()
+    for key, value in payload.items():
+        if key in (*OWN, "schema"):
+            continue
+        forge(locked, {**payload, key: _changed(value)})
+        told = found(locked)
+        assert f"lock: {key} is " in told, (key, told)
+        assert "sha256; the lock or the ledger's end" not in told
+    forge(locked, payload)
+    assert lock_problems(locked.out) == []
+
+
+def test_lock_forged_below_its_top_is_found(locked: GateDouble) -> None:
+    payload = locked.lock()
+    for key, table in payload.items():
+        for name, value in table.items() if isinstance(table, dict) else ():
+            forge(locked, {**payload, key: {**table, name: _changed(value)}})
+            assert f"lock: {key} is " in found(locked), (key, name)
+
+
+def test_consistent_forgery_of_rate_and_budget_is_found(locked: GateDouble) -> None:
+    """Twice the rate with the arithmetic done right, and every hash renewed."""
+    payload = locked.lock()
+    tokens = 120_000 * 765
+    steps = tokens // (8 * 64)
+    forged = {
+        "tok_s": 120_000,
+        "locked_budget_tokens": tokens,
+        "total_steps": steps,
+        "tokens_in_steps": steps * 8 * 64,
+    }
+    forge(locked, {**payload, **forged})
+    told = lock_problems(locked.out)
+    assert {line.split()[1] for line in told} == set(forged)
+    assert "lock: tok_s is 120000, what was measured gives 60000" in told
+
+
+def test_lock_with_a_key_of_no_gate_is_found_when_forged(locked: GateDouble) -> None:
+    forge(locked, {**locked.lock(), "added": 1})
+    assert found(locked) == "lock: added is a key that no gate writes"
+
+
+def test_configuration_swapped_together_with_the_lock_is_found(locked: GateDouble) -> None:
+    path = locked.out / "gate.toml"
+    path.write_bytes(path.read_bytes().replace(b"seed = 0", b"seed = 9"))
+    forge(locked, {**locked.lock(), "seed": 9, "config_sha256": sha256_file(path)})
+    assert "lock: config_sha256 is " in found(locked)
 
 
 def test_g55_ledger_cut_at_its_end_is_found(locked: GateDouble) -> None:
@@ -207,7 +275,16 @@ def test_all_differences_are_told_at_once(
     manifest.write_bytes(manifest.read_bytes().replace(b'"seed":0', b'"seed":1'))
     rewrite(locked, {**locked.lock(), "total_steps": 1})
     kinds = {line.partition(":")[0] for line in lock_problems(locked.out)}
-    assert kinds == {"ledger", "evidence", "gate", "arithmetic", "data", "workload", "code"}
+    assert kinds == {
+        "ledger",
+        "evidence",
+        "lock",
+        "gate",
+        "arithmetic",
+        "data",
+        "workload",
+        "code",
+    }
 
 
 def test_broken_ledger_does_not_hide_changed_code(

@@ -16,8 +16,8 @@ def demo(
 ) -> None:
     """Gate a tiny model on this machine: pack, twin, sweep, lock, verify, report."""
     from leadline.cli.gate import finish, run_and_show
-    from leadline.core.errors import LockError
-    from leadline.core.ledger import verify_ledger
+    from leadline.core.errors import IntegrityError, LockError
+    from leadline.core.lineage import verify_lineage
     from leadline.core.lockfile import read_lock
     from leadline.gate.defaults import demo_config_path
     from leadline.gate.lock import lock_problems
@@ -27,7 +27,9 @@ def demo(
         problems = lock_problems(out, deep=True)
         if problems:
             raise LockError(f"the lock just written does not verify: {'; '.join(problems)}")
-        check = verify_ledger(out / "ledger.jsonl", anchor=read_lock(out).anchor)
+        check = verify_lineage(out)
+        if not check.ok:
+            raise IntegrityError(f"the ledger just written does not verify: {check.reason}")
         talk.print(f"ledger: verified, {check.lines} lines, head {check.head.hash[:16]}")
         talk.print(f"lock: verified, sha256 {read_lock(out).sha256[:16]}")
     finish(outcome, json_output)

@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 from leadline.core.canonical import sha256_file
 from leadline.core.evidence import Evidence, EvidenceStore
-from leadline.core.lockfile import LOCK_FILE, WRITTEN_KIND
+from leadline.core.lineage import LOST_LOCK, lock_record
+from leadline.core.lockfile import LOCK_FILE
 from leadline.core.units import format_bytes, format_count
 
 State = Literal["green", "red", "missing"]
@@ -107,21 +108,16 @@ def gate_status(run_dir: Path) -> GateStatus:
     """
     store = EvidenceStore(run_dir)
     lines = judge(planned_points(store), store.read()).lines
-    return GateStatus(lines=(*lines, _lock_line(run_dir, store)))
+    return GateStatus(lines=(*lines, _lock_line(run_dir)))
 
 
-def _lock_line(run_dir: Path, store: EvidenceStore) -> Line:
-    path, value, reason = run_dir / LOCK_FILE, "", ""
+def _lock_line(run_dir: Path) -> Line:
+    record, value, reason = lock_record(run_dir), "", ""
     state: State = "missing"
-    written = [
-        str(entry.data.get("sha256"))
-        for entry in (store.ledger.entries() if store.ledger.path.exists() else [])
-        if entry.kind == WRITTEN_KIND
-    ]
-    if path.is_file() and sha256_file(path) in written:
-        state, value = "green", f"sha256 {sha256_file(path)}"
-    elif written:
-        state, reason = "red", f"{LOCK_FILE} is not the one the ledger records; put that one back"
+    if record == "recorded":
+        state, value = "green", f"sha256 {sha256_file(run_dir / LOCK_FILE)}"
+    elif record == "lost":
+        state, reason = "red", LOST_LOCK
     else:
         reason = "`leadline gate run` writes it once every other line is green"
     return Line(key="lock", title="Lock", state=state, value=value, reason=reason)

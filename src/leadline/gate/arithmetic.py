@@ -21,6 +21,20 @@ from leadline.train.settings import settings_from
 
 _NS_PER_S = 1_000_000_000
 _LIMIT_SECONDS = OVERHEAD_LIMIT_NS // _NS_PER_S
+ALL_BUT_FREE_DISK = (
+    "cadence_steps",
+    "cadence_seconds",
+    "parameter_bytes",
+    "estimated_bytes",
+    "measured_bytes",
+    "measured_seconds",
+    "needed_bytes",
+    "step_seconds",
+    "eval_seconds",
+    "overhead_seconds_per_10min",
+    "limit_seconds",
+)
+"""Keys of the checkpoint's evidence that a disk filling up does not move."""
 
 
 def checkpoint_finding(ctx: GateContext) -> Finding:

@@ -1,8 +1,9 @@
 """Holding a run against its lock: everything that differs is told at once.
 
 Checked: the lock's form, the ledger's chain with the lock's anchor, the ledger line that
-holds the lock's hash, every piece of evidence, the verdict, the arithmetic, the data's
-manifest, the workload's files and the code. One finding never hides another.
+holds the lock's hash, every piece of evidence, each value of the lock against the evidence
+and configuration it was read from, the verdict, the arithmetic, the data's manifest, the
+workload's files and the code. One finding never hides another.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,16 +13,20 @@ from typing import Any
 from leadline._version import __version__
 from leadline.core.budget import BudgetInputs, compute_budget
 from leadline.core.canonical import sha256_file
-from leadline.core.errors import DataError, IntegrityError, LeadlineError
+from leadline.core.errors import DataError, IntegrityError, LeadlineError, UsageError
 from leadline.core.evidence import Evidence, EvidenceStore
 from leadline.core.gate import judge, planned_points
 from leadline.core.ledger import verify_ledger
+from leadline.core.lineage import lock_record
 from leadline.core.lockfile import WRITTEN_KIND, ConfigLock, read_lock
 from leadline.core.source import source_sha256
 from leadline.data import check_shards, load_manifest
+from leadline.gate.config import load_config
+from leadline.gate.lock_payload import LOCK_VALUES, LockSources, needed_evidence, started_line
 from leadline.gate.workload_files import workload_problems
 
 _BUDGET_KEYS = ("window_hours", "reserve_hours", "utilisation", "data_tokens")
+_OWN_KEYS = ("created", "ledger_head", "ledger_lines")
 _CONFIG_FILE = "gate.toml"
 
 
@@ -56,13 +61,15 @@ def _record_problems(run_dir: Path, lock: ConfigLock, deep: bool) -> Iterator[st
         yield f"ledger: {check.reason}"
     if not whole:
         return  # a broken chain vouches for nothing
-    written = [entry for entry in store.ledger.entries() if entry.kind == WRITTEN_KIND]
-    if not any(entry.data.get("sha256") == lock.sha256 for entry in written):
+    if lock_record(run_dir) != "recorded":
         yield "ledger: no line holds this lock's sha256; the lock or the ledger's end was changed"
+    entries = store.ledger.entries()
+    written = [entry for entry in entries if entry.kind == WRITTEN_KIND]
     if len(written) > 1:
         yield f"ledger: {len(written)} locks were written here, 1 is wanted"
     found = store.read()
     yield from _evidence_problems(lock, found)
+    yield from _value_problems(run_dir, lock, started_line(entries[: lock.anchor.lines]), found)
     status = judge(planned_points(store), found)
     if not status.green:
         yield f"gate: red or missing {', '.join((*status.missing, *status.red))}"
@@ -80,6 +87,29 @@ def _evidence_problems(lock: ConfigLock, found: Mapping[str, Evidence]) -> Itera
         elif evidence.sha256 != sha256:
             reason = evidence.reason or "it was recorded again after the lock"
             yield f"evidence: {name} is not what was locked: {reason}"
+
+
+def _value_problems(
+    run_dir: Path, lock: ConfigLock, started: Mapping[str, Any], found: Mapping[str, Evidence]
+) -> Iterator[str]:
+    """Every key of the lock against what its source says, whatever hash the lock has now."""
+    try:
+        config, _ = load_config(run_dir / _CONFIG_FILE)
+    except UsageError as error:
+        yield f"configuration: {error}"
+        return
+    sources = LockSources(config=config, started=started, found=needed_evidence(config, found))
+    for key, read in LOCK_VALUES.items():
+        try:
+            value = read(sources)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            if all(item.sha256 for item in sources.found.values()):
+                yield f"lock: {key} has no source any more ({type(error).__name__}: {error})"
+            continue  # evidence that cannot be used has been told
+        if lock.payload.get(key) != value:
+            yield f"lock: {key} is {lock.payload.get(key)!r}, what was measured gives {value!r}"
+    for key in sorted(lock.payload.keys() - {*LOCK_VALUES, *_OWN_KEYS}):
+        yield f"lock: {key} is a key that no gate writes"
 
 
 def _arithmetic_problems(lock: ConfigLock) -> list[str]:

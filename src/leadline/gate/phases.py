@@ -1,7 +1,7 @@
 """The phases of a gate, in order: what each depends on and what it records.
 
-A phase runs when no green evidence of the same inputs is there. Environment and pack
-always run: they are what a resumed gate has to be sure of first.
+A phase runs when no green evidence of the same inputs is there. Environment, pack and
+checkpoint always run: machine, data and free disk are what a resumed gate has to be sure of.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from leadline.cloud.disposition import LocalProvider
 from leadline.core.canonical import sha256_json
 from leadline.core.evidence import Evidence
 from leadline.core.gate import PROBE_PREFIX
-from leadline.gate.arithmetic import budget_finding, checkpoint_finding
+from leadline.gate.arithmetic import ALL_BUT_FREE_DISK, budget_finding, checkpoint_finding
 from leadline.gate.choice import choose
 from leadline.gate.config import PointTable
 from leadline.gate.context import Finding, GateContext, exact_json
@@ -79,6 +79,7 @@ def phases_of(points: tuple[PointTable, ...]) -> tuple[Phase, ...]:
                 {"choice": ctx.evidence("choice").sha256, **ctx.section("checkpoint")}
             ),
             run=checkpoint_finding,
+            same=ALL_BUT_FREE_DISK,
         ),
         Phase(
             name="budget",

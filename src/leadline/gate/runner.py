@@ -23,7 +23,8 @@ from leadline.core.errors import (
 from leadline.core.evidence import Evidence, EvidenceStore
 from leadline.core.gate import STARTED_KIND, GateStatus, gate_status, judge
 from leadline.core.ledger import verify_ledger
-from leadline.core.lockfile import LOCK_FILE, WRITTEN_KIND, read_lock
+from leadline.core.lineage import LOST_LOCK, lock_record
+from leadline.core.lockfile import LOCK_FILE, read_lock
 from leadline.core.source import source_sha256
 from leadline.gate.config import GateConfig, load_config
 from leadline.gate.context import Finding, GateContext
@@ -83,8 +84,7 @@ def run_gate(config_path: Path, run_dir: Path, events: GateEvents) -> GateOutcom
     with alone_in(run_dir):
         store = EvidenceStore(run_dir)
         _mend(store, events)
-        _refuse_lost_lock(run_dir, store)
-        if (run_dir / LOCK_FILE).exists() and _lock_stands(run_dir, store, content):
+        if _already_locked(run_dir, content):
             return GateOutcome(
                 status=gate_status(run_dir),
                 lock_path=run_dir / LOCK_FILE,
@@ -174,33 +174,28 @@ def _mend(store: EvidenceStore, events: GateEvents) -> None:
         events.ledger_mended(check.lines)
 
 
-def _refuse_lost_lock(run_dir: Path, store: EvidenceStore) -> None:
-    if (run_dir / LOCK_FILE).exists() or not store.ledger.path.exists():
-        return
-    if any(entry.kind == WRITTEN_KIND for entry in store.ledger.entries()):
-        raise LockError(
-            f"the ledger of {run_dir} records a lock and {LOCK_FILE} is gone; put it back, "
-            "or choose another --out"
-        )
-
-
-def _lock_stands(run_dir: Path, store: EvidenceStore, content: bytes) -> bool:
-    """True when the lock is whole and of this configuration; False when its writing was cut.
+def _already_locked(run_dir: Path, content: bytes) -> bool:
+    """True when a lock of this configuration stands; False when none does, or none quite yet.
 
     Raises:
-        LockError: the lock is of another configuration, or does not verify.
+        LockError: the lock is gone, is of another configuration, or does not verify.
     """
-    lock = read_lock(run_dir)
-    if lock.payload.get("config_sha256") != canonical.sha256_bytes(content):
+    record = lock_record(run_dir)
+    if record == "lost":
+        raise LockError(f"{run_dir}: {LOST_LOCK}, or choose another --out")
+    if record == "absent":
+        return False
+    if read_lock(run_dir).payload.get("config_sha256") != canonical.sha256_bytes(content):
         raise LockError(
             f"{run_dir} is locked for another configuration; a lock is never overwritten, "
             "choose another --out"
         )
-    entries = store.ledger.entries()
-    if not any(entry.kind == WRITTEN_KIND for entry in entries):
-        # Killed between the lock and its ledger line; finish_lock completes it.
-        return False
+    if record == "unrecorded":
+        return False  # killed between the lock and its ledger line; finish_lock completes it
     problems = lock_problems(run_dir)
     if problems:
-        raise LockError(f"{run_dir / LOCK_FILE} does not verify: {'; '.join(problems)}")
+        raise LockError(
+            f"{run_dir / LOCK_FILE} does not verify: {'; '.join(problems)}. For a new gate give "
+            f"another --out, or remove {run_dir} if nothing needs this lock any more"
+        )
     return True
