@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from leadline.core.budget import OVERHEAD_LIMIT_NS
-from leadline.data import pack_text
+from leadline.data import load_manifest, pack_text
 from leadline.gate.lock import lock_problems
 
 from .double import GateDouble, out_of_memory
@@ -52,6 +52,18 @@ def test_budget_is_never_more_than_the_corpus_holds(gate: GateDouble) -> None:
     assert lock["limited_by"] == "data"
     assert lock["locked_budget_tokens"] == windows * 64 < 60_000 * 765
     assert lock["total_steps"] == windows * 64 // (8 * 64)
+
+
+def test_window_that_lacks_the_token_after_its_last_is_not_counted(
+    gate: GateDouble, tiny_shards: Path
+) -> None:
+    tokens = load_manifest(tiny_shards).train.tokens
+    seq_len = next(number for number in range(2, tokens + 1) if tokens % number == 0)
+    gate.tables["data"]["epochs"] = 1
+    for point in gate.tables["sweep"]["points"]:
+        point |= {"micro_batch": 1, "seq_len": seq_len}
+    assert gate.run().status.green
+    assert gate.lock()["locked_budget_tokens"] == tokens - seq_len
 
 
 def test_epochs_multiply_what_the_corpus_holds(gate: GateDouble) -> None:
