@@ -112,6 +112,48 @@ def test_gate_with_red_evidence_of_a_reason_alone_is_red_with_it(key):
     assert (line.state, line.value, line.reason) == ("red", "", "ended early")
 
 
+def test_point_that_was_rejected_does_not_read_like_a_good_one():
+    data = {**POINT, "status": "rejected", "why": "peak is 85.00 % of the device; clocks fell"}
+    line = _line(judge(POINTS, _found(**{"probe.P1": _evidence("probe.P1", data)})), "tok_s.P1")
+    assert line.value == "64x512: 120,000 tok/s, not chosen: peak is 85.00 % of the device"
+
+
+def test_point_that_ran_out_of_memory_is_not_chosen():
+    line = _line(judge(POINTS, _found()), "tok_s.P2")
+    assert line.value == "64x512: out of memory in eval, not chosen"
+
+
+def test_choice_that_is_not_the_fastest_measured_says_why():
+    data = {**DATA["choice"], "faster": {"P2": "rejected: peak is 85.00 %"}}
+    line = _line(judge(POINTS, _found(choice=_evidence("choice", data))), "best_cfg")
+    assert line.value == "P1 (64x512); P2 was faster, rejected: peak is 85.00 %"
+
+
+@pytest.mark.parametrize(
+    ("requirements", "told"),
+    [
+        (None, "packages: not held against a requirements file"),
+        ("requirements.lock", "packages: held to requirements.lock"),
+    ],
+)
+def test_environment_line_says_what_the_packages_were_held_against(requirements, told):
+    data = {**DATA["environment"], "requirements": requirements}
+    line = _line(judge(POINTS, _found(environment=_evidence("environment", data))), "environment")
+    assert line.value.endswith(told)
+
+
+def test_environment_of_an_earlier_version_held_its_packages_against_nothing_known():
+    line = _line(judge(POINTS, _found()), "environment")
+    assert line.value.endswith("packages: not held against a requirements file")
+
+
+def test_twin_line_says_how_much_of_the_learning_rate_was_tried():
+    rates = {"last_learning_rate": 2.4e-4, "peak_learning_rate": 6e-4}
+    data = {**DATA["twin"], **rates}
+    line = _line(judge(POINTS, _found(twin=_evidence("twin", data))), "twin_delta")
+    assert line.value.endswith("limit 0.05; learning rate up to 0.00024 of 0.0006")
+
+
 def test_gate_with_a_flip_that_was_not_found_says_so():
     data = {**DATA["pack"], "negative_control": {"file": "a.bin", "found": False}}
     assert (

@@ -44,6 +44,13 @@ def test_faster_point_that_was_rejected_is_not_chosen() -> None:
     assert "84.00 %" in finding.data["reasons"]["P2"]
 
 
+def test_points_faster_than_the_chosen_one_are_named_with_their_reason() -> None:
+    fast = point("P2", 99, status="rejected", why="the halves differ by 7.0 %")
+    finding = choose([point("P1", 10), fast, point("P3", **out_of_memory("train"))])
+    assert finding.data["faster"] == {"P2": "rejected: the halves differ by 7.0 %"}
+    assert choose([point("P1", 10), point("P2", 30), point("P3", 5)]).data["faster"] == {}
+
+
 def test_equal_rates_go_to_the_smaller_peak() -> None:
     finding = choose([point("P1", 30, memory=memory(60)), point("P2", 30), point("P3", 20)])
     assert finding.data["best_cfg"] == "P2"

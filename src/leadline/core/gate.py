@@ -162,7 +162,11 @@ def _line(need: Requirement, evidence: Evidence | None) -> Line:
 
 def _device(data: Mapping[str, Any]) -> str:
     device = data["device"]
-    return f"{device['name']}, torch {data['torch']}, bf16 {data['bf16']['why']}"
+    pinned = data.get("requirements")
+    packages = "not held against a requirements file" if pinned is None else f"held to {pinned}"
+    return (
+        f"{device['name']}, torch {data['torch']}, bf16 {data['bf16']['why']}; packages: {packages}"
+    )
 
 
 def _pack(data: Mapping[str, Any]) -> str:
@@ -174,18 +178,29 @@ def _pack(data: Mapping[str, Any]) -> str:
 
 
 def _twin(data: Mapping[str, Any]) -> str:
-    return f"{data['worst_delta']:.4f} at step {data['worst_step']}, limit {data['tolerance']}"
+    delta = f"{data['worst_delta']:.4f} at step {data['worst_step']}, limit {data['tolerance']}"
+    if "peak_learning_rate" not in data:
+        return delta
+    # Lanes that never left the warm-up have not been seen to stay together at the run's rate.
+    last, peak = data["last_learning_rate"], data["peak_learning_rate"]
+    return f"{delta}; learning rate up to {last:.3g} of {peak:.3g}"
 
 
 def _probe(data: Mapping[str, Any]) -> str:
     shape = f"{data['micro_batch']}x{data['seq_len']}"
     if data["status"] == "oom":
-        return f"{shape}: out of memory in {data['failed_phase']}"
-    return f"{shape}: {format_count(round(data['tok_s']))} tok/s"
+        return f"{shape}: out of memory in {data['failed_phase']}, not chosen"
+    rate = f"{shape}: {format_count(round(data['tok_s']))} tok/s"
+    if data["status"] == "ok":
+        return rate
+    # A rate that may not be used must not read like one that may; the evidence has every reason.
+    return f"{rate}, not chosen: {data['why'].partition('; ')[0]}"
 
 
 def _choice(data: Mapping[str, Any]) -> str:
-    return f"{data['best_cfg']} ({data['micro_batch']}x{data['seq_len']})"
+    chosen = f"{data['best_cfg']} ({data['micro_batch']}x{data['seq_len']})"
+    faster = [f"{name} was faster, {why}" for name, why in data.get("faster", {}).items()]
+    return "; ".join((chosen, *faster))
 
 
 def _peak(data: Mapping[str, Any]) -> str:

@@ -40,6 +40,11 @@ def choose(points: Sequence[Evidence]) -> Finding:
             "memory": best["memory"],
             "eval": best["eval"],
             "reasons": reasons,
+            "faster": {
+                point.data["name"]: reasons[point.data["name"]]
+                for point in points
+                if (point.data.get("tok_s") or 0) > best["tok_s"]
+            },
         },
     )
 
