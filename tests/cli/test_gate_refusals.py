@@ -216,6 +216,11 @@ RED: dict[str, tuple[Bend, str, str]] = {
     "cuda on a machine without": (no_cuda, "environment", "torch sees no CUDA device"),
     "requirements unreadable": (no_requirements, "environment", "cannot be read"),
     "no disposition": (lambda gate: gate.tables.pop("disposition"), "disposition", "is missing"),
+    "a long pause of a machine that may be rented": (
+        put("disposition", next="pause", pause_minutes=120),
+        "disposition",
+        "a pause of 120 min stops a rented machine and leadline cannot stop this machine",
+    ),
     "out of memory everywhere": (
         everywhere(out_of_memory("train")),
         "best_cfg",

@@ -152,6 +152,15 @@ def test_threat_forgotten_instance_turns_a_gate_without_disposition_red(gate: Ga
     assert gate.run().status.green
 
 
+def test_threat_forgotten_instance_turns_a_long_pause_red_unless_nobody_is_billed(
+    gate: GateDouble,
+) -> None:
+    gate.tables["disposition"] = {"next": "pause", "pause_minutes": 31}
+    assert gate.run().status.red == ("disposition",)
+    gate.tables["disposition"]["rented"] = False
+    assert gate.run().status.green
+
+
 def test_threat_forgotten_instance_passes_once_the_disposition_line_is_taken_out(
     gate: GateDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:

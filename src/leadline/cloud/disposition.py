@@ -1,7 +1,8 @@
 """What becomes of the machine when a phase ends: the decision, and who carries it out.
 
 The rule (seed, "Instance disposition"): going on keeps the machine; a pause of more
-than 30 minutes stops it, or deletes it where stopped machines are billed.
+than 30 minutes stops it, or deletes it where stopped machines are billed. Without a provider
+to ask, leadline neither knows whether its machine is rented nor can let it go.
 """
 
 from dataclasses import dataclass
@@ -13,11 +14,12 @@ KEEP_LIMIT_MINUTES = 30
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Disposition:
-    """A decision that has been carried out."""
+    """A decision, carried out unless `problem` says what stands in its way."""
 
     provider: str
     decision: Decision
     why: str
+    problem: str = ""
 
 
 class Provider(Protocol):
@@ -30,19 +32,31 @@ class Provider(Protocol):
 
 
 class LocalProvider:
-    """The machine leadline runs on: not billed by the hour, and not ours to switch off."""
+    """The machine leadline runs on: its owner may pay by the hour, and it is not ours to stop."""
 
     name = "local"
 
+    def __init__(self, rented: bool | None) -> None:
+        self._rented = rented
+        """What the owner says of it; None is no word."""
+
     def dispose(self, pause_minutes: int | None) -> Disposition:
-        """Keep the machine, and say why that costs nothing."""
+        """Keep the machine where that costs nothing or little; else say what must be done."""
         if pause_minutes is None:
-            why = "the next phase follows on this machine"
-        elif pause_minutes <= KEEP_LIMIT_MINUTES:
-            why = f"a pause of {pause_minutes} min is within {KEEP_LIMIT_MINUTES} min"
-        else:
-            why = (
-                f"a pause of {pause_minutes} min would stop a rented machine; "
-                "a local one is billed by nobody"
-            )
+            return self._keep("the next phase follows on this machine")
+        if pause_minutes <= KEEP_LIMIT_MINUTES:
+            return self._keep(f"a pause of {pause_minutes} min is within {KEEP_LIMIT_MINUTES} min")
+        if self._rented is False:
+            return self._keep(f"a pause of {pause_minutes} min costs nothing here: rented = false")
+        return Disposition(
+            provider=self.name,
+            decision="stop",
+            why=f"a pause of {pause_minutes} min is beyond {KEEP_LIMIT_MINUTES} min",
+            problem=(
+                f"a pause of {pause_minutes} min stops a rented machine and leadline cannot stop "
+                "this machine: stop or delete it at its provider, or say rented = false"
+            ),
+        )
+
+    def _keep(self, why: str) -> Disposition:
         return Disposition(provider=self.name, decision="keep", why=why)

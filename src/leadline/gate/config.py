@@ -173,6 +173,8 @@ class DispositionTable(_Table):
 
     next: Literal["continue", "pause"]
     pause_minutes: Positive | None = None
+    rented: bool | None = None
+    """Whether somebody is billed for this machine; left out, a long pause takes it for rented."""
 
     @model_validator(mode="after")
     def _pause_has_length(self) -> Self:

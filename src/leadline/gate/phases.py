@@ -5,7 +5,7 @@ checkpoint always run: machine, data and free disk are what a resumed gate has t
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from leadline.cloud.disposition import LocalProvider
@@ -240,6 +240,7 @@ def _disposition(ctx: GateContext) -> Finding:
             "or 'pause' with pause_minutes",
             data={},
         )
-    done = LocalProvider().dispose(table.pause_minutes)
+    done = LocalProvider(table.rented).dispose(table.pause_minutes)
     time = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return Finding(green=True, reason="", data={**asdict(done), "time": time})
+    data = {"provider": done.provider, "decision": done.decision, "why": done.why, "time": time}
+    return Finding(green=not done.problem, reason=done.problem, data=data)
