@@ -1,10 +1,13 @@
 """`leadline demo`: its logic over canned probes; `make demo` runs the real one."""
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from leadline.cli.app import main
+from leadline.core.ledger import LedgerCheck, verify_ledger
 
 from ..gate.double import GateDouble
 
@@ -28,20 +31,43 @@ def test_demo_ends_with_a_verified_ledger_and_lock_and_the_reports_path(
     demo: GateDouble, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, err = command(capsys, "demo", "--out", demo.out)
-    assert (code, out) == (0, "")
+    assert code == 0
     assert "ledger: verified" in err
     assert "lock: verified" in err
-    assert f"report: {demo.out / 'report.html'}" in err
-    assert "gate: green, locked" in err
+    assert f"report: {demo.out / 'report.html'}" in out
+    assert "gate: green, locked" in out
 
 
 def test_demo_run_twice_says_already_locked(
     demo: GateDouble, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command(capsys, "demo", "--out", demo.out)
-    code, _, err = command(capsys, "demo", "--out", demo.out)
+    code, out, _ = command(capsys, "demo", "--out", demo.out)
     assert code == 0
-    assert "already locked" in err
+    assert "already locked" in out
+
+
+def test_demo_run_again_after_an_update_says_what_to_do(
+    demo: GateDouble, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command(capsys, "demo", "--out", demo.out)
+    monkeypatch.setattr("leadline.gate.lock_check.source_sha256", lambda: "0" * 64)
+    code, _, err = command(capsys, "demo", "--out", demo.out)
+    assert code == 1
+    assert f"give another --out, or remove {demo.out}" in err
+
+
+def test_demo_whose_ledger_does_not_verify_fails(
+    demo: GateDouble, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def red(run_dir: Path) -> LedgerCheck:
+        return replace(verify_ledger(run_dir / "ledger.jsonl"), ok=False, reason="line 3 is bad")
+
+    monkeypatch.setattr("leadline.core.lineage.verify_lineage", red)
+    code, _, err = command(capsys, "demo", "--out", demo.out)
+    assert code == 1
+    assert "ledger: verified" not in err
+    assert "the ledger just written does not verify: line 3 is bad" in err
 
 
 def test_demo_json_is_the_gates_result(

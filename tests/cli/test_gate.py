@@ -51,11 +51,18 @@ def test_gate_run_json_holds_the_agreed_fields(
     assert "gate: green, locked" in err
 
 
-def test_gate_run_without_json_prints_nothing_to_stdout(
+def test_gate_run_without_json_prints_its_verdict_to_stdout_and_its_phases_to_stderr(
     gate: GateDouble, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, err = command(capsys, "gate", "run", gate.write(), "--out", gate.out)
-    assert (code, out) == (0, "")
+    assert (code, out.splitlines()) == (
+        0,
+        [
+            f"report: {gate.out / 'report.html'}",
+            f"gate: green, locked: {gate.out / 'config.lock.json'}",
+        ],
+    )
+    assert "gate: green" not in err
     for title in ("Environment", "Hash gate", "fp32 twin", "Sweep P1 (4x64)", "Disposition"):
         assert title in err
 
@@ -73,9 +80,9 @@ def test_gate_run_again_says_already_locked(
 ) -> None:
     command(capsys, "gate", "run", gate.write(), "--out", gate.out)
     gate.probes.calls.clear()
-    code, _, err = command(capsys, "gate", "run", gate.config, "--out", gate.out)
+    code, out, _ = command(capsys, "gate", "run", gate.config, "--out", gate.out)
     assert (code, gate.probes.calls) == (0, [])
-    assert "already locked" in err
+    assert "already locked" in out
 
 
 def test_gate_run_of_a_red_gate_exits_three_with_the_lines(
@@ -106,9 +113,11 @@ def test_gate_show_of_a_green_run_exits_zero(
 ) -> None:
     gate.run()
     code, out, err = command(capsys, "gate", "show", gate.out)
-    assert (code, out) == (0, "")
-    assert f"lock: {gate.out / 'config.lock.json'}" in err
-    assert "89,648 steps" in err
+    assert (code, err) == (0, "")
+    assert f"lock: {gate.out / 'config.lock.json'}" in out
+    (budget,) = [line for line in out.splitlines() if "Locked tokens" in line]
+    assert budget.startswith("green ")
+    assert budget.endswith("45,900,000 tokens, 89,648 steps")
 
 
 def test_gate_show_json_holds_the_agreed_fields(
@@ -177,11 +186,12 @@ def test_gate_show_tells_red_lines_with_their_reason(
     gate.probes.twin |= {"green": False, "problems": ["bf16 loss is 0.09 from fp32 at step 3"]}
     gate.probes.twin["accused"] = [{"module": "blocks.3.norm", "rule": "reduction in bfloat16"}]
     command(capsys, "gate", "run", gate.write(), "--out", gate.out)
-    code, _, err = command(capsys, "gate", "show", gate.out)
+    code, out, _ = command(capsys, "gate", "show", gate.out)
     assert code == 3
-    told = " ".join(err.split())  # the table wraps
-    assert "bf16 loss is 0.09 from fp32 at step 3; the lanes part in" in told
-    assert "blocks.3.norm (reduction in bfloat16)" in told
+    assert (
+        "bf16 loss is 0.09 from fp32 at step 3; the lanes part in "
+        "blocks.3.norm (reduction in bfloat16)" in out
+    )
 
 
 def test_text_in_brackets_is_printed_as_it_stands(
@@ -190,10 +200,10 @@ def test_text_in_brackets_is_printed_as_it_stands(
     odd: dict[str, Any] = {"status": "rejected", "why": "[/red] shape [1, 2] of [bold]x"}
     gate.probes.points = dict.fromkeys(("P1", "P2", "P3"), odd)
     out = gate.folder / "run[1][bold]"
-    code, _, err = command(capsys, "gate", "run", gate.write(), "--out", out)
+    code, told, err = command(capsys, "gate", "run", gate.write(), "--out", out)
     assert code == 3
     assert "[/red] shape [1, 2] of [bold]x" in err
-    assert f"report: {out / 'report.html'}" in err
+    assert f"report: {out / 'report.html'}" in told
 
 
 def test_error_with_json_is_one_document_on_stdout(

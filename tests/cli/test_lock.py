@@ -1,6 +1,8 @@
 """`leadline lock verify`: exit code, names of what differs, JSON."""
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,8 +25,26 @@ def test_lock_verify_of_a_sound_lock_exits_zero(
 ) -> None:
     gate.run()
     code, out, err = command(capsys, "lock", "verify", gate.out, "--deep")
-    assert (code, out) == (0, "")
-    assert "lock verified: 45,900,000 tokens, 89,648 steps at P2" in err
+    assert (code, err) == (0, "")
+    assert out.startswith("lock verified: 45,900,000 tokens, 89,648 steps at P2; sha256 ")
+
+
+def test_deep_lock_verify_shows_how_far_it_is(
+    gate: GateDouble, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate.run()
+    shown: list[tuple[str, int, int]] = []
+
+    @contextmanager
+    def recorded() -> Iterator[Callable[[str, int, int], None]]:
+        yield lambda stage, done, total: shown.append((stage, done, total))
+
+    monkeypatch.setattr("leadline.cli.progress.byte_bar", recorded)
+    command(capsys, "lock", "verify", gate.out)
+    assert shown == []
+    command(capsys, "lock", "verify", gate.out, "--deep")
+    stage, done, total = shown[-1]
+    assert (stage, done) == ("check shards", total)
 
 
 def test_lock_verify_json_holds_the_agreed_fields(
@@ -46,9 +66,9 @@ def test_lock_verify_of_a_changed_run_exits_one_and_names_all(
     gate.store.path("twin").write_bytes(b"[/bold] [x]")
     monkeypatch.setattr("leadline.gate.lock_check.source_sha256", lambda: "0" * 64)
     code, out, err = command(capsys, "lock", "verify", gate.out)
-    assert (code, out) == (1, "")
+    assert (code, err) == (1, "")
     for named in ("evidence: twin is not what was locked", "gate: red", "code: leadline's source"):
-        assert named in err
+        assert named in out
 
 
 def test_lock_verify_json_of_a_changed_run_lists_the_problems(
@@ -70,9 +90,9 @@ def test_lock_verify_of_a_cut_ledger_exits_one(
     gate.run()
     path = gate.store.ledger.path
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-3]))
-    code, _, err = command(capsys, "lock", "verify", gate.out)
+    code, out, _ = command(capsys, "lock", "verify", gate.out)
     assert code == 1
-    assert "cut off its end" in err
+    assert "cut off its end" in out
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]\n", b"\xff", b"{}\n"])

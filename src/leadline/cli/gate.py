@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from leadline.cli.output import JsonOption, print_json, talk
+from leadline.cli.output import JsonOption, data, print_json, talk
 
 if TYPE_CHECKING:
     from leadline.gate.runner import GateOutcome
@@ -31,7 +31,7 @@ def show(
     json_output: JsonOption = False,
 ) -> None:
     """Print the evidence table; exit 3 while a line is missing or red."""
-    from leadline.cli.gate_view import status_json, status_table
+    from leadline.cli.gate_view import status_json, status_lines
     from leadline.core.errors import UsageError
     from leadline.core.gate import gate_status
     from leadline.core.lockfile import LOCK_FILE
@@ -43,9 +43,9 @@ def show(
     if json_output:
         print_json(status_json(status, str(lock_path) if lock_path.exists() else None))
     else:
-        talk.print(status_table(status))
+        data.print(status_lines(status))
         state = str(lock_path) if lock_path.exists() else "not written"
-        talk.print(f"lock: {state}", markup=False)
+        data.print(f"lock: {state}", markup=False)
     if not status.green:
         raise typer.Exit(3)
 
@@ -61,18 +61,22 @@ def run_and_show(config: Path, out: Path) -> "GateOutcome":
 
 
 def finish(outcome: "GateOutcome", json_output: bool) -> None:
-    """Say how it ended, with *json_output* on stdout too, and leave with the gate's exit code."""
+    """Say how it ended, and leave with the gate's exit code.
+
+    The result goes to stdout: as JSON with *json_output*, and then the words go to stderr.
+    """
     from leadline.cli.gate_view import status_json
 
     if json_output:
         result = status_json(outcome.status, str(outcome.lock_path) if outcome.lock_path else None)
         print_json({**result, "report": str(outcome.report_path)})
-    talk.print(f"report: {outcome.report_path}", markup=False)
+    tell = talk if json_output else data
+    tell.print(f"report: {outcome.report_path}", markup=False)
     if outcome.status.green:
         state = "already locked" if outcome.already_locked else "locked"
-        talk.print(f"gate: [bold green]green[/], {state}:", end=" ")
-        talk.print(str(outcome.lock_path), markup=False)
+        tell.print(f"gate: [bold green]green[/], {state}:", end=" ")
+        tell.print(str(outcome.lock_path), markup=False)
         return
     wanting = ", ".join((*outcome.status.red, *outcome.status.missing))
-    talk.print(f"gate: [bold red]red[/], not locked; red or missing: {wanting}")
+    tell.print(f"gate: [bold red]red[/], not locked; red or missing: {wanting}")
     raise typer.Exit(3)

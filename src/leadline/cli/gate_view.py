@@ -6,7 +6,6 @@ from typing import Any, Self
 
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from leadline.cli.output import talk
 from leadline.core.evidence import Evidence
@@ -74,17 +73,16 @@ class GateView(GateEvents):
             talk.print(arithmetic_lines(evidence.data["arithmetic"]))
 
 
-def status_table(status: GateStatus) -> Table:
+def status_lines(status: GateStatus) -> str:
     """The evidence table: every line with its state, and why where it is not green."""
-    table = Table(box=None, padding=(0, 2), show_header=False)
+    width = max(len(line.title) for line in status.lines)
+    told = []
     for line in status.lines:
-        text = (
-            line.value
-            if line.state == "green"
-            else "; ".join(part for part in (line.value, line.reason) if part)
-        )
-        table.add_row(f"[{_STATE_STYLES[line.state]}]{line.state}[/]", line.title, escape(text))
-    return table
+        parts = (line.value,) if line.state == "green" else (line.value, line.reason)
+        text = "; ".join(part for part in parts if part)
+        style = _STATE_STYLES[line.state]
+        told.append(f"[{style}]{line.state:7}[/]  {line.title:{width}}  {escape(text)}")
+    return "\n".join(told)
 
 
 def arithmetic_lines(lines: list[Mapping[str, Any]]) -> str:
@@ -119,5 +117,7 @@ def _told(phase: str, evidence: Evidence) -> str:
                 value = need.value(evidence.data)
             except (KeyError, TypeError):
                 break  # a phase that failed early holds its reason and little else
-            return escape("; ".join(part for part in (value, evidence.reason) if part))
+            # A green line says in its value what there is to say.
+            reason = "" if evidence.green else evidence.reason
+            return escape("; ".join(part for part in (value, reason) if part))
     return escape(evidence.reason)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from leadline.cli.output import JsonOption, print_json, talk
+from leadline.cli.output import JsonOption, data, print_json
 
 app = typer.Typer(help="Check a lock.", no_args_is_help=True)
 
@@ -24,11 +24,15 @@ def verify(
     """Lock against ledger, evidence, arithmetic, data manifest and code."""
     from rich.markup import escape
 
+    from leadline.cli.progress import byte_bar
     from leadline.core.lockfile import read_lock
     from leadline.gate.lock import lock_problems
 
     lock = read_lock(run_dir)
-    problems = lock_problems(run_dir, deep=deep)
+    with byte_bar() as show:
+        problems = lock_problems(
+            run_dir, deep=deep, on_progress=lambda done, total: show("check shards", done, total)
+        )
     if json_output:
         print_json(
             {
@@ -42,10 +46,10 @@ def verify(
         )
     elif problems:
         for problem in problems:
-            talk.print(f"  [bold red]differs[/]  {escape(problem)}")
+            data.print(f"  [bold red]differs[/]  {escape(problem)}")
     else:
         payload = lock.payload
-        talk.print(
+        data.print(
             f"lock verified: {payload['locked_budget_tokens']:,} tokens, "
             f"{payload['total_steps']:,} steps at {payload['best_cfg']}; sha256 {lock.sha256}"
         )

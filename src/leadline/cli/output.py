@@ -12,7 +12,10 @@ JsonOption = Annotated[
 ]
 
 talk = Console(stderr=True, highlight=False, soft_wrap=True)
-"""Progress, tables and hints; never data."""
+"""Progress and hints; never data."""
+
+data = Console(highlight=False, soft_wrap=True)
+"""A result for people, where no --json was asked for."""
 
 
 def print_json(value: object) -> None:

@@ -6,7 +6,8 @@ and configuration it was read from, the verdict, the arithmetic, the data's mani
 workload's files and the code. One finding never hides another.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,26 +22,31 @@ from leadline.core.lineage import lock_record
 from leadline.core.lockfile import WRITTEN_KIND, ConfigLock, read_lock
 from leadline.core.source import source_sha256
 from leadline.data import check_shards, load_manifest
+from leadline.data.verify import OnChecked
 from leadline.gate.config import load_config
 from leadline.gate.lock_payload import LOCK_VALUES, LockSources, needed_evidence, started_line
 from leadline.gate.workload_files import workload_problems
 
+_CheckShards = Callable[[Path], list[str]]
 _BUDGET_KEYS = ("window_hours", "reserve_hours", "utilisation", "data_tokens")
 _OWN_KEYS = ("created", "ledger_head", "ledger_lines")
 _CONFIG_FILE = "gate.toml"
 
 
-def lock_problems(run_dir: Path, *, deep: bool = False) -> list[str]:
+def lock_problems(
+    run_dir: Path, *, deep: bool = False, on_progress: OnChecked | None = None
+) -> list[str]:
     """Everything in which a run differs from its lock; empty when all holds.
 
-    With *deep* every token shard is read and hashed too.
+    With *deep* every token shard is read and hashed too, and *on_progress* told how far that is.
 
     Raises:
         LockError: there is no lock to check, or it does not read.
     """
     lock = read_lock(run_dir)
+    check = partial(check_shards, on_progress=on_progress) if deep else None
     return [
-        *_record_problems(run_dir, lock, deep),
+        *_record_problems(run_dir, lock, check),
         *_arithmetic_problems(lock),
         *workload_problems(_table(lock, "workload_files")),
         *_config_problems(run_dir, lock),
@@ -48,7 +54,9 @@ def lock_problems(run_dir: Path, *, deep: bool = False) -> list[str]:
     ]
 
 
-def _record_problems(run_dir: Path, lock: ConfigLock, deep: bool) -> Iterator[str]:
+def _record_problems(
+    run_dir: Path, lock: ConfigLock, check_all: _CheckShards | None
+) -> Iterator[str]:
     """Ledger, evidence and what only evidence leads to."""
     store = EvidenceStore(run_dir)
     try:
@@ -73,7 +81,7 @@ def _record_problems(run_dir: Path, lock: ConfigLock, deep: bool) -> Iterator[st
     status = judge(planned_points(store), found)
     if not status.green:
         yield f"gate: red or missing {', '.join((*status.missing, *status.red))}"
-    yield from _data_problems(run_dir, lock, found, deep)
+    yield from _data_problems(run_dir, lock, found, check_all)
 
 
 def _evidence_problems(lock: ConfigLock, found: Mapping[str, Evidence]) -> Iterator[str]:
@@ -144,7 +152,7 @@ def _arithmetic_problems(lock: ConfigLock) -> list[str]:
 
 
 def _data_problems(
-    run_dir: Path, lock: ConfigLock, found: Mapping[str, Evidence], deep: bool
+    run_dir: Path, lock: ConfigLock, found: Mapping[str, Evidence], check_all: _CheckShards | None
 ) -> list[str]:
     pack = found.get("pack")
     if pack is None or "shards_dir" not in pack.data:
@@ -156,7 +164,7 @@ def _data_problems(
         return [f"data: {error}"]
     if manifest.sha256 != lock.payload["manifest_sha256"]:
         return [f"data: the manifest at {root} is not the one that was locked"]
-    return [f"data: {problem}" for problem in check_shards(root)] if deep else []
+    return [f"data: {problem}" for problem in check_all(root)] if check_all else []
 
 
 def _config_problems(run_dir: Path, lock: ConfigLock) -> list[str]:
