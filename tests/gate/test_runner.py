@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from leadline.core.errors import DiskSpaceError, IntegrityError, LockError, ProbeError, UsageError
+from leadline.core.errors import DiskSpaceError, IntegrityError, LockError, UsageError
 from leadline.core.ledger import Ledger, verify_ledger
 from leadline.core.lineage import verify_lineage
 from leadline.gate.context import GateContext

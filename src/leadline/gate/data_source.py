@@ -5,9 +5,12 @@
 - `shards` are read anew on every start, so the phase's own evidence holds what they are.
 """
 
+from pathlib import Path
+
 from leadline.core.atomic import explained_os_errors
 from leadline.core.canonical import sha256_file, sha256_json
-from leadline.core.errors import UsageError
+from leadline.core.errors import DataError, UsageError
+from leadline.data import load_manifest
 from leadline.data.scan import PackInputs, PackProgress, scan_corpus
 from leadline.gate.config import DataTable
 from leadline.gate.context import GateContext
@@ -39,6 +42,30 @@ def text_inputs(ctx: GateContext, text: str) -> PackInputs:
         eval_fraction=str(table.eval_fraction),
         max_bytes=table.max_bytes,
     )
+
+
+def known_vocab_size(ctx: GateContext) -> int | None:
+    """Ids the data will use, where the configuration or the shards say so before any reading."""
+    table = ctx.config.data
+    if table.shards is None:
+        return table.vocab_size
+    try:
+        return load_manifest(shards_folder((ctx.base_dir / table.shards).resolve())).vocab_size
+    except (DataError, UsageError):
+        return None  # told in full by the hash gate
+
+
+def shards_folder(root: Path) -> Path:
+    """The folder of token shards at *root* or, in a pack of code and data, the one below it."""
+    if (root / "manifest.json").is_file() or not root.is_dir():
+        return root
+    found = sorted(path.parent for path in root.glob("*/manifest.json"))
+    if len(found) != 1:
+        raise UsageError(
+            f"{root} holds {len(found)} folders of token shards, 1 wanted; "
+            "pack the folder made by `leadline data pack`"
+        )
+    return found[0]
 
 
 def show_packing(ctx: GateContext, progress: PackProgress) -> None:

@@ -16,7 +16,12 @@ from leadline.core.errors import DataError, IntegrityError, UsageError
 from leadline.data import load_manifest
 from leadline.data.prepare import pack_inputs
 from leadline.gate.context import Finding, GateContext
-from leadline.gate.data_source import hash_gate_inputs, show_packing, text_inputs
+from leadline.gate.data_source import (
+    hash_gate_inputs,
+    shards_folder,
+    show_packing,
+    text_inputs,
+)
 from leadline.pack.build import build_pack
 from leadline.pack.progress import OnProgress
 from leadline.pack.report import PackReport
@@ -38,7 +43,7 @@ def run_hash_gate(ctx: GateContext) -> Finding:
     else:
         tarball_sha256 = _bring_in(ctx)
         root = ctx.run_dir / DATA_FOLDER
-    report = verify_folder(_shards_folder(root), on_progress=_told_to(ctx))
+    report = verify_folder(shards_folder(root), on_progress=_told_to(ctx))
     return _finding(ctx, report, tarball_sha256)
 
 
@@ -66,7 +71,7 @@ def _bring_in(ctx: GateContext) -> str:
 def _manifest_sha256(target: Path) -> str | None:
     """Of the shards that lie at *target*: shards swapped with their manifest have another."""
     try:
-        return load_manifest(_shards_folder(target)).sha256
+        return load_manifest(shards_folder(target)).sha256
     except (DataError, UsageError):
         return None
 
@@ -79,19 +84,6 @@ def _pack_text(ctx: GateContext, text: str) -> Path:
     result = build_pack(shards, ctx.run_dir / _PACK_FOLDER, DATA_FOLDER, on_progress=_told_to(ctx))
     shutil.rmtree(shards.parent)
     return result.tarball
-
-
-def _shards_folder(root: Path) -> Path:
-    """The folder of token shards at *root* or, in a pack of code and data, the one below it."""
-    if (root / "manifest.json").is_file() or not root.is_dir():
-        return root
-    found = sorted(path.parent for path in root.glob("*/manifest.json"))
-    if len(found) != 1:
-        raise UsageError(
-            f"{root} holds {len(found)} folders of token shards, 1 wanted; "
-            "pack the folder made by `leadline data pack`"
-        )
-    return found[0]
 
 
 def _finding(ctx: GateContext, report: PackReport, tarball_sha256: str | None) -> Finding:

@@ -15,8 +15,8 @@ from leadline.core.gate import PROBE_PREFIX
 from leadline.gate.arithmetic import ALL_BUT_FREE_DISK, budget_finding, checkpoint_finding
 from leadline.gate.choice import choose
 from leadline.gate.config import PointTable
-from leadline.gate.context import Finding, GateContext, exact_json
-from leadline.gate.data_source import hash_gate_inputs
+from leadline.gate.context import Finding, GateContext, exact_json, plain
+from leadline.gate.data_source import hash_gate_inputs, known_vocab_size
 from leadline.gate.hash_gate import run_hash_gate
 from leadline.probe.process import run_probe
 from leadline.probe.request import EnvironmentRequest, PointRequest, TwinRequest
@@ -103,11 +103,17 @@ def phases_of(points: tuple[PointTable, ...]) -> tuple[Phase, ...]:
 
 
 def _environment(ctx: GateContext) -> Finding:
-    table = ctx.config.environment
-    device = table.device
+    table, config = ctx.config.environment, ctx.config
     requirements = None if table.requirements is None else str(ctx.base_dir / table.requirements)
     data = run_probe(
-        EnvironmentRequest(device=device, requirements=requirements),
+        EnvironmentRequest(
+            device=table.device,
+            requirements=requirements,
+            workload=plain(config.workload),
+            base_dir=str(ctx.base_dir),
+            seq_lens=(config.twin.seq_len, *(point.seq_len for point in config.sweep.points)),
+            vocab_size=known_vocab_size(ctx),
+        ),
         ctx.work_dir,
         "environment",
         ctx.on_progress,
