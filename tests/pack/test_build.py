@@ -82,7 +82,8 @@ def test_pack_in_a_process_with_another_hash_seed_and_locale_has_the_same_bytes(
         max_size=5,
         unique_by=lambda n: n.casefold(),
     ),
-    content=st.binary(max_size=1100),
+    # hypothesis tries constants of our own source too, and a pointer is refused, as it should be
+    content=st.binary(max_size=1100).filter(lambda data: not data.startswith(b"version ")),
 )
 @settings(max_examples=25, deadline=None)
 def test_pack_of_any_names_and_sizes_is_as_long_as_foretold(tmp_path_factory, names, content):
