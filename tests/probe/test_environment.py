@@ -6,18 +6,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from leadline.core.errors import EnvironmentUnfitError, UsageError
+from leadline.core.errors import EnvironmentUnfitError
 from leadline.probe import environment
 from leadline.probe.environment import (
     bf16_on_cuda,
-    check_workload,
     device_facts,
     fingerprint,
-    installed_distributions,
     numeric_variables,
     run_attention_kernel,
     run_environment,
-    unpinned_in,
 )
 from leadline.probe.request import EnvironmentRequest
 
@@ -116,21 +113,6 @@ def test_variables_that_steer_the_numbers_are_kept_and_places_are_not():
     assert numeric_variables({**kept, **dropped}) == kept
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"seq_lens": (512, 4096)}, "seq_len of 4096.*max_seq_len is 1024"),
-        ({"vocab_size": 4096}, "vocabulary is 4096.*rows for 2048"),
-        ({"workload": {"kind": "dual-mind", "preset": "vast"}}, "preset 'vast' is unknown"),
-    ],
-)
-def test_workload_that_cannot_do_what_will_be_asked_is_refused_first(change, words):
-    request = replace(CPU, workload={"kind": "dual-mind", "preset": "tiny"})
-    check_workload(request)
-    with pytest.raises(UsageError, match=words):
-        check_workload(replace(request, **change))
-
-
 def test_fingerprint_ignores_what_is_not_the_machine():
     assert fingerprint({**FOUND, "other_processes": [1], "problems": ["x"]}) == fingerprint(FOUND)
 
@@ -176,73 +158,3 @@ def test_environment_without_bf16_is_unfit(quick, monkeypatch):
 def test_cuda_where_there_is_none_is_refused():
     with pytest.raises(EnvironmentUnfitError, match="set device = 'cpu'"):
         device_facts("cuda")
-
-
-def _unpinned(tmp_path, text, installed):
-    path = tmp_path / "requirements.lock"
-    path.write_text(text, encoding="utf-8")
-    return unpinned_in(path, installed)
-
-
-@pytest.mark.parametrize(
-    ("text", "installed", "expected"),
-    [
-        ("a==1.0\n", {"a": "1.0"}, []),
-        ("a==1.0\n", {"a": "1.1"}, ["a 1.1 instead of 1.0"]),
-        ("a==1.0\n", {"b": "9"}, ["a 1.0 is not installed"]),
-        ("a==1.0 ; sys_platform == 'win32'\n", {"b": "9"}, []),
-        ("A_b.c==1.0\n", {"a-b-c": "2"}, ["a-b-c 2 instead of 1.0"]),
-        ("torch==2.13.0\n", {"torch": "2.13.0+cpu"}, []),
-        ("torch==2.13.0+cu130\n", {"torch": "2.13.0+cpu"}, []),
-        ("a==1.0 \\\n    --hash=sha256:00\n", {"a": "1.0"}, []),
-        ("a==1.0 ; python_version < '3.12'\n", {"a": "1.0"}, []),
-        ("a==1.0;python_version < '3.12'\na==2.0; python_version >= '3.12'\n", {"a": "2.0"}, []),
-        (
-            "a==1.0 ; python_version < '3.12'\na==2.0 ; python_version >= '3.12'\n",
-            {"a": "3.0"},
-            ["a 3.0 instead of 1.0 or 2.0"],
-        ),
-        ("a[extra,other]==1.0\n", {"a": "1.1"}, ["a 1.1 instead of 1.0"]),
-        ("a == 1.0  # why\n", {"a": "1.1"}, ["a 1.1 instead of 1.0"]),
-        ("# a==2.0\n    # via b==3\na==1.0\n", {"a": "1.0", "b": "1"}, []),
-        ("a==1.0\nb>=2\nc\n", {"a": "1.0"}, ["b is not pinned with ==", "c is not pinned with =="]),
-        ("a==1.0\nb==2.0\n", {"a": "1.0"}, ["b 2.0 is not installed"]),
-        ("a==1.0 \\\n    --hash=sha256:00\nb==2 ; python_version < '3'\n", {"a": "1.0"}, []),
-        ("b==1\na==1\n", {"a": "2", "b": "2"}, ["a 2 instead of 1", "b 2 instead of 1"]),
-    ],
-)
-def test_unpinned_of_a_lock_names_what_differs(tmp_path, text, installed, expected):
-    assert _unpinned(tmp_path, text, installed) == expected
-
-
-def test_unpinned_of_a_file_without_pins_is_refused(tmp_path):
-    with pytest.raises(EnvironmentUnfitError, match="pins no package"):
-        _unpinned(tmp_path, "torch>=2\n", {"torch": "1.0"})
-
-
-@pytest.mark.parametrize("kind", ["missing", "folder", "binary"])
-def test_unpinned_of_an_unreadable_file_is_refused_by_name(tmp_path, kind):
-    path = tmp_path / "requirements.lock"
-    if kind == "folder":
-        path.mkdir()
-    elif kind == "binary":
-        path.write_bytes(b"a==1\n\xff\xfe")
-    with pytest.raises(EnvironmentUnfitError, match=r"requirements\.lock"):
-        unpinned_in(path, {})
-
-
-def test_installed_distributions_are_normalised_and_hold_torch():
-    found = installed_distributions()
-    assert found["torch"].split("+")[0] == torch.__version__.split("+")[0]
-    assert [name for name in found if name != name.lower() or "_" in name] == []
-
-
-def test_installed_distribution_twice_on_the_path_counts_as_the_first(tmp_path, monkeypatch):
-    for place, version in (("first", "1.0"), ("second", "2.0")):
-        info = tmp_path / place / f"twice_here-{version}.dist-info"
-        info.mkdir(parents=True)
-        text = f"Metadata-Version: 2.1\nName: twice_here\nVersion: {version}\n"
-        (info / "METADATA").write_text(text, encoding="utf-8")
-    for place in ("second", "first"):
-        monkeypatch.syspath_prepend(str(tmp_path / place))
-    assert installed_distributions()["twice-here"] == "1.0"

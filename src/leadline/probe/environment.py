@@ -10,7 +10,6 @@ import platform
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,12 @@ import torch
 import torch.nn.functional as F
 
 from leadline.core.canonical import sha256_json
-from leadline.core.errors import EnvironmentUnfitError, UsageError
+from leadline.core.errors import EnvironmentUnfitError
 from leadline.core.source import source_sha256
-from leadline.models.opening import open_workload
 from leadline.probe import nvml
+from leadline.probe.packages import installed_distributions, unpinned_in
 from leadline.probe.request import EnvironmentRequest
+from leadline.probe.subject import check_workload
 
 _VARIABLE_PREFIXES = (
     "CUBLAS_",
@@ -38,10 +38,6 @@ _VARIABLE_PREFIXES = (
 )
 MIN_CAPABILITY = (8, 0)
 """Ampere: the first generation whose tensor cores take bf16."""
-_REQUIREMENT = re.compile(
-    r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:\[[^\]]*\])?\s*"
-    r"(?:==\s*(?P<version>[^\s;,#]+))?(?P<rest>.*)"
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -217,90 +213,6 @@ def run_attention_kernel(device_type: str) -> tuple[str, str]:
     return name, ""
 
 
-def installed_distributions() -> dict[str, str]:
-    """Every installed distribution and its version, by normalised name."""
-    found: dict[str, str] = {}
-    for item in metadata.distributions():
-        if name := item.metadata["Name"]:
-            # Of two on the path, the first is the one that is imported.
-            found.setdefault(_normal(name), item.version)
-    return found
-
-
-def unpinned_in(requirements: Path, distributions: Mapping[str, str]) -> list[str]:
-    """What keeps *requirements* from saying exactly what is installed, one phrase each.
-
-    A requirement without `==`, an installed version that none of its pins names, and a pin
-    without an environment marker that is not installed.
-
-    Raises:
-        EnvironmentUnfitError: the file cannot be read, or pins nothing.
-    """
-    try:
-        text = requirements.read_text("utf-8")
-    except OSError as error:
-        raise EnvironmentUnfitError(
-            f"the pinned requirements {requirements} cannot be read: {error.strerror}; "
-            "check [environment] requirements"
-        ) from error
-    except UnicodeDecodeError as error:
-        raise EnvironmentUnfitError(
-            f"the pinned requirements {requirements} are not UTF-8 text: {error.reason} at byte "
-            f"{error.start}; check [environment] requirements"
-        ) from error
-    pins: dict[str, set[str]] = {}
-    needed: set[str] = set()
-    found = []
-    for line in text.replace("\\\n", " ").splitlines():
-        match = _REQUIREMENT.match(line.strip())
-        if match is None:
-            continue  # blank, a comment or an option such as --hash
-        name, version = _normal(match["name"]), match["version"]
-        if version is None:
-            found.append(f"{name} is not pinned with ==")
-            continue
-        # A universal lock pins a package once for each Python it resolves differently on.
-        pins.setdefault(name, set()).add(version.split("+")[0])
-        if ";" not in match["rest"]:
-            needed.add(name)
-    if not pins:
-        raise EnvironmentUnfitError(
-            f"{requirements} pins no package with ==, so nothing can be held against it; "
-            "name a lock file or leave [environment] requirements out"
-        )
-    for name, versions in sorted(pins.items()):
-        wanted = " or ".join(sorted(versions))
-        installed = distributions.get(name)
-        if installed is None:
-            found += [f"{name} {wanted} is not installed"] if name in needed else []
-        elif installed.split("+")[0] not in versions:
-            found.append(f"{name} {installed} instead of {wanted}")
-    return found
-
-
-def check_workload(request: EnvironmentRequest) -> None:
-    """Open the workload and hold it against what the gate will ask of it.
-
-    Raises:
-        UsageError: it cannot be opened, or a sequence length or vocabulary is beyond it.
-    """
-    assert request.workload is not None
-    workload = open_workload(request.workload, Path(request.base_dir))
-    longest = getattr(workload, "max_seq_len", None)
-    asked = max(request.seq_lens, default=0)
-    if longest is not None and asked > longest:
-        raise UsageError(
-            f"a seq_len of {asked} is asked of {workload.name}, whose max_seq_len is {longest}; "
-            "shorten the point or the twin, or raise max_seq_len"
-        )
-    if request.vocab_size is not None and request.vocab_size > workload.vocab_size:
-        raise UsageError(
-            f"the data's vocabulary is {request.vocab_size} and {workload.name} has rows for "
-            f"{workload.vocab_size} ids; set [data] vocab_size to at most that, or give the "
-            "model more"
-        )
-
-
 def _bf16_verdict(device: Mapping[str, Any]) -> Verdict:
     if device["kind"] == "cpu":
         try:
@@ -324,7 +236,3 @@ def _cpu_name() -> str:
     except OSError:
         return platform.processor() or platform.machine()
     return platform.processor() or platform.machine()
-
-
-def _normal(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
