@@ -8,8 +8,8 @@ import pytest
 
 from leadline.core.errors import UsageError
 from leadline.gate.single import probe_once
-from leadline.probe.environment import check_workload
 from leadline.probe.request import EnvironmentRequest
+from leadline.probe.subject import check_workload
 
 from .double import GateDouble
 
