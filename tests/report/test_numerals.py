@@ -1,7 +1,7 @@
 """Numbers as the page prints them."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from leadline.report import numerals
@@ -52,8 +52,7 @@ def test_ticks_rise_inside_the_range_and_are_not_too_many(
     low: float, span: float, about: int
 ) -> None:
     high = low + span
-    if high <= low:
-        return
+    assume(span > 1e-9 * abs(low))  # below this the values of an axis are rounding themselves
     values = numerals.ticks(low, high, about)
     slack = (high - low) * 1e-6
     assert values == sorted(values)

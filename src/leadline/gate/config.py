@@ -20,6 +20,8 @@ Positive = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[Decimal, Field(ge=0)]
 MIN_POINTS = 3
 DEFAULT_SECONDS = 60.0
+MAX_WINDOW_HOURS = 87_600
+"""Ten years: more is a slip of the keyboard."""
 
 
 class _Table(BaseModel):
@@ -138,7 +140,7 @@ class SweepTable(_Table):
 class BudgetTable(_Table):
     """`[budget]`."""
 
-    window_hours: Decimal
+    window_hours: Annotated[Decimal, Field(le=MAX_WINDOW_HOURS)]
     reserve_hours: Decimal = Decimal("0.75")
     utilisation: Decimal = Decimal("0.85")
 

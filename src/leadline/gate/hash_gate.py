@@ -112,6 +112,7 @@ def _finding(ctx: GateContext, report: PackReport, tarball_sha256: str | None) -
             "eval_tokens": report.eval_tokens,
             "vocab_size": None if facts is None else facts.vocab_size,
             "dtype": None if facts is None else facts.dtype,
+            "skipped": {} if facts is None else dict(load_manifest(root).source.skipped),
             "negative_control": control,
             # Packing refuses a secret, so a pack made here holds none; others are not scanned.
             "secrets_found": None if ctx.config.data.text is None else 0,

@@ -106,6 +106,11 @@ def pack_figures(data: Facts) -> tuple[Figure, ...]:
         ("Eval tokens", numerals.count(data.number("eval_tokens")), "held out"),
         ("Vocabulary", numerals.count(data.number("vocab_size")), data.text("dtype")),
         (
+            "Left out of the text",
+            ", ".join(f"{count.text()} {why}" for why, count in data.pairs("skipped")) or "nothing",
+            "by reason",
+        ),
+        (
             "Planted byte flip",
             found,
             "; ".join(word for word in (place, control.text("said")) if word),
