@@ -34,22 +34,23 @@ def test_probe_json_holds_rate_memory_and_grad_norm(
     assert set(result["grad_norm"]) == {"mean", "std", "max"}
 
 
-def test_probe_prints_one_line_to_stderr(
+def test_probe_prints_its_result_as_one_line_on_stdout(
     gate: GateDouble, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, err = probe(gate, capsys, "--cfg", "P1")
-    assert (code, out) == (0, "")
-    assert "P1 4x64: ok, 40,000 tok/s, peak 32.0 GiB, 40.00 % of the device" in err
+    assert code == 0
+    assert out == "P1 4x64: ok, 40,000 tok/s, peak 32.0 GiB, 40.00 % of the device\n"
+    assert "tok/s" not in err
 
 
 def test_probe_out_of_memory_exits_one_with_the_reason(
     gate: GateDouble, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gate.probes.points["P3"] = {**out_of_memory("train"), "why": "does not fit [/x] [1]"}
-    code, _, err = probe(gate, capsys, "--cfg", "P3")
+    code, out, _ = probe(gate, capsys, "--cfg", "P3")
     assert code == 1
-    assert "P3 4x128: oom, no rate" in err
-    assert "does not fit [/x] [1]" in err
+    assert "P3 4x128: oom, no rate" in out
+    assert "does not fit [/x] [1]" in out
 
 
 def test_probe_of_an_unknown_point_is_a_usage_error(

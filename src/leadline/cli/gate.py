@@ -55,7 +55,7 @@ def run_and_show(config: Path, out: Path) -> "GateOutcome":
     from leadline.cli.gate_view import GateView
     from leadline.gate.runner import run_gate
 
-    talk.print(f"leadline gate: {config} -> {out}", markup=False)
+    talk.print(f"leadline gate: {config.name} -> {out}", markup=False)
     with GateView() as view:
         return run_gate(config, out, view)
 

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from leadline.cli.output import JsonOption, print_json, talk
+from leadline.cli import output
+from leadline.cli.output import JsonOption, print_json
 
 
 def probe(
@@ -35,11 +36,11 @@ def probe(
     else:
         rate = f"{data['tok_s']:,} tok/s" if data.get("tok_s") else "no rate"
         memory = data["memory"]
-        talk.print(
+        output.data.print(
             f"{data['name']} {data['micro_batch']}x{data['seq_len']}: {data['status']}, {rate}, "
             f"peak {format_bytes(memory['device_peak_bytes'])}, {memory['percent']} % of the device"
         )
         if data["why"]:
-            talk.print(f"  {data['why']}", markup=False)
+            output.data.print(f"  {data['why']}", markup=False)
     if data["status"] != "ok":
         raise typer.Exit(1)

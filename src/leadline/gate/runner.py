@@ -112,10 +112,12 @@ def run_gate(config_path: Path, run_dir: Path, events: GateEvents) -> GateOutcom
             },
         )
         _run_phases(ctx, config, events)
-        lock_path = finish_lock(ctx) if judge(points, store.read()).green else None
+        green = judge(points, store.read()).green
+        if green:
+            finish_lock(ctx)
         return GateOutcome(
             status=gate_status(run_dir),
-            lock_path=lock_path,
+            lock_path=run_dir / LOCK_FILE if green else None,
             report_path=build_report(run_dir),
             already_locked=False,
         )
