@@ -102,7 +102,7 @@ def test_steps_take_the_place_of_seconds(tmp_path: Path) -> None:
         (MINIMAL.replace("= 8", "= true"), "window_hours"),
         (MINIMAL.replace("= 8", "= 0.75"), "nothing is left to train in"),
         (MINIMAL.replace("= 8", "= 0.5"), "nothing is left to train in"),
-        (MINIMAL.replace("= 8", "= 8\nreserve_hours = -1"), "reserve_hours -1"),
+        (MINIMAL.replace("= 8", "= 8\nreserve_hours = -1"), "reserve_hours is -1"),
         (MINIMAL.replace("= 8", "= 8\nutilisation = 1.01"), "utilisation is 1.01"),
         (MINIMAL.replace("= 8", "= 8\nutilisation = 0"), "utilisation is 0"),
         (MINIMAL.replace('"continue"', '"pause"'), "pause_minutes"),
@@ -192,3 +192,31 @@ def test_table_of_the_budget_is_frozen() -> None:
     table = BudgetTable(window_hours=Decimal(8))
     with pytest.raises(ValueError, match="frozen"):
         table.window_hours = Decimal(9)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("written", "kept"), [("1e1", "10"), ("2E-1", "0.2"), ("'1E+1'", "10")])
+def test_decimal_with_an_exponent_is_kept_as_every_reader_writes_it(
+    tmp_path: Path, written: str, kept: str
+) -> None:
+    path = tmp_path / "gate.toml"
+    text = MINIMAL.replace("window_hours = 8", f"window_hours = {written}\nreserve_hours = 0.1")
+    path.write_text(text, encoding="utf-8")
+    assert str(load_config(path)[0].budget.window_hours) == kept
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ("window_hours = 8", "window_hours = 1e400", "window_hours"),
+        ("window_hours = 8", "window_hours = 8\nutilisation = 1e-30", "utilisation"),
+        ('text = "stdlib"', 'text = "stdlib"\nepochs = 1000000000000000', "epochs"),
+        ("[workload]", "seed = 9007199254740993\n[workload]", "seed"),
+        ('kind = "dual-mind"', 'kind = "dual-mind"\nwidth = nan', "width is NaN"),
+        ("[disposition]", "[optimizer]\nlearning_rate = nan\n[disposition]", "learning_rate"),
+        ("[disposition]", "[twin]\ntolerance = 1e400\n[disposition]", "tolerance"),
+    ],
+)
+def test_number_that_no_lock_or_model_can_hold_is_refused_by_name(
+    tmp_path: Path, before: str, after: str, told: str
+) -> None:
+    assert told in refused(tmp_path, MINIMAL.replace(before, after))

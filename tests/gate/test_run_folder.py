@@ -59,3 +59,26 @@ def test_folder_marked_by_an_earlier_gate_is_taken(tmp_path: Path, mark: str) ->
     (tmp_path / "data").mkdir()
     with alone_in(tmp_path):
         assert (tmp_path / "work").is_dir()
+
+
+@pytest.mark.parametrize("key", ["text", "shards"])
+def test_run_directory_inside_the_data_is_refused_before_anything_is_written(
+    tmp_path: Path, key: str
+) -> None:
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus" / "a.txt").write_text("words", encoding="utf-8")
+    config = tmp_path / "gate.toml"
+    config.write_text(
+        f"""
+[workload]
+kind = "dual-mind"
+[data]
+{key} = "corpus"
+[budget]
+window_hours = 8
+""",
+        encoding="utf-8",
+    )
+    with pytest.raises(UsageError, match="lies inside"):
+        run_gate(config, tmp_path / "corpus" / "run", GateEvents())
+    assert [path.name for path in (tmp_path / "corpus").iterdir()] == ["a.txt"]

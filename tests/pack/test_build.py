@@ -97,6 +97,14 @@ def test_pack_of_any_names_and_sizes_is_as_long_as_foretold(tmp_path_factory, na
         assert [m.name for m in tar] == [f.path for f in walk_tree(root / "tree")]
 
 
+def test_pack_manifest_of_another_without_its_tar_is_not_replaced(tree, tmp_path):
+    (tmp_path / "demo.manifest.json").write_text("precious", encoding="utf-8")
+    with pytest.raises(UsageError, match="without its tar"):
+        build_pack(tree, tmp_path, "demo")
+    assert (tmp_path / "demo.manifest.json").read_text(encoding="utf-8") == "precious"
+    assert build_pack(tree, tmp_path, "demo", overwrite=True).tarball.exists()
+
+
 def test_pack_built_twice_is_already_there(tree, packed):
     second = build_pack(tree, packed.tarball.parent, "demo")
     assert second.already_there

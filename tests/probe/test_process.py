@@ -258,3 +258,17 @@ def test_probe_takes_no_module_from_the_callers_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     request = EnvironmentRequest(device="cpu", requirements=None)
     assert run_probe(request, tmp_path, "environment", lambda _: None)["problems"] == []
+
+
+@pytest.mark.slow
+def test_probe_does_not_wait_for_a_process_the_model_left_behind(tiny_shards, tmp_path):
+    (tmp_path / "tiny.py").write_text(
+        "import subprocess\nsubprocess.Popen(['sleep', '60'])\nclean = 3\n", encoding="utf-8"
+    )
+    request = _point(tiny_shards, tmp_path, tmp_path, "clean")
+    with pytest.raises(LeadlineError, match="not a workload"):
+        run_probe(request, tmp_path, "probe-P1", lambda _: None)
+    left = [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "60"]]
+    assert left  # it still runs, so the probe ended before it
+    for orphan in left:
+        orphan.kill()

@@ -26,6 +26,8 @@ def test_settings_from_a_table_replace_only_what_it_names() -> None:
         ({"weight_decay": Decimal(-1)}, "at least 0"),
         ({"warmup_steps": Decimal("1.5")}, "whole number"),
         ({"beta2": 1}, "below 1"),
+        ({"learning_rate": Decimal("NaN")}, "finite number"),
+        ({"clip_norm": Decimal("1e400")}, "finite number"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_by_name(table: dict[str, object], told: str) -> None:

@@ -4,8 +4,12 @@ Command modules import their libraries inside the functions, so that `--help`
 loads neither torch nor transformers.
 """
 
+import io
 import json
+import os
+import signal
 import sys
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -20,6 +24,7 @@ _ClickException: type[typer.BadParameter] = next(
     base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
 )
 
+_SIGNAL_BASE = 128  # plus the signal's number: the shell's own convention
 _INTERRUPTED = 130
 
 app = typer.Typer(
@@ -67,6 +72,12 @@ def main(argv: list[str] | None = None) -> None:
     # --debug is accepted anywhere on the line, because people add it to the end of a failed one.
     arguments = [word for word in arguments if word != "--debug"]
     as_json = "--json" in arguments
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # file names need not be text
+    for number in (signal.SIGTERM, signal.SIGHUP):  # a closed session, a machine taken back
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup's wish stands
+            signal.signal(number, _stop)
     command = typer.main.get_command(app)
     try:
         code = command.main(args=arguments, prog_name="leadline", standalone_mode=False)
@@ -84,6 +95,10 @@ def main(argv: list[str] | None = None) -> None:
             _print_json_error(type(error).__name__, str(error))
         sys.stderr.write(f"leadline: {error}\n")
         sys.exit(error.exit_code)
+    except BrokenPipeError:
+        # The reader has seen enough (`| head`); nothing more may be written, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(_SIGNAL_BASE + signal.SIGPIPE)
     except Exception as error:
         if debug:
             raise
@@ -98,4 +113,13 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _print_json_error(kind: str, message: str) -> None:
-    sys.stdout.write(json.dumps({"error": {"kind": kind, "message": message}}) + "\n")
+    # Where stdout itself is what failed, stderr still tells.
+    with suppress(OSError, ValueError):
+        sys.stdout.write(json.dumps({"error": {"kind": kind, "message": message}}) + "\n")
+        sys.stdout.flush()
+
+
+def _stop(number: int, frame: object) -> None:
+    """End as an interrupt does, so that temporary files are taken away."""
+    del frame
+    raise SystemExit(_SIGNAL_BASE + number)

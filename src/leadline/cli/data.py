@@ -20,7 +20,7 @@ def _bar() -> "Progress":
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description:16}"), BarColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=talk, transient=True)
+    return Progress(*columns, console=talk, transient=True, disable=not talk.is_terminal)
 
 
 def _result(manifest: "ShardsManifest", out: Path, *, already_there: bool) -> dict[str, Any]:

@@ -20,4 +20,4 @@ data = Console(highlight=False, soft_wrap=True)
 
 def print_json(value: object) -> None:
     """Write *value* as one JSON document to stdout; NaN and Inf are refused."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2) + "\n")
+    sys.stdout.write(json.dumps(value, ensure_ascii=True, allow_nan=False, indent=2) + "\n")

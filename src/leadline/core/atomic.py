@@ -92,12 +92,15 @@ def explained_os_errors(path: Path, verb: Literal["read", "write"] = "write") ->
                 f"{path} reached the largest file this process or disk allows; "
                 "raise the limit (ulimit -f) or choose another disk"
             ) from error
-        raise LeadlineError(f"cannot {verb} {_what_failed(path, error)}") from error
+        raise LeadlineError(f"cannot {verb} {_what_failed(path, error, verb)}") from error
 
 
-def _what_failed(path: Path, error: OSError) -> str:
+def _what_failed(path: Path, error: OSError, verb: str) -> str:
     why = error.strerror or str(error)
-    hint = "choose a folder you may write to" if error.errno in _NOT_ALLOWED else "check the path"
+    hint = "check the path"
+    if error.errno in _NOT_ALLOWED:
+        readable = "make it readable to you"
+        hint = readable if verb == "read" else "choose a folder you may write to"
     # The block may have tripped over another file than the one it is about.
     other = error.filename
     ours = (path.name, f".{path.name}.")

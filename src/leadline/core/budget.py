@@ -179,9 +179,9 @@ def overhead_per_ten_minutes(
 
 
 def _checked_decimals(inputs: BudgetInputs) -> tuple[Fraction, Fraction, Fraction]:
-    window = _exact("window_hours", inputs.window_hours)
-    reserve = _exact("reserve_hours", inputs.reserve_hours)
-    utilisation = _exact("utilisation", inputs.utilisation)
+    window = exact_decimal("window_hours", inputs.window_hours)
+    reserve = exact_decimal("reserve_hours", inputs.reserve_hours)
+    utilisation = exact_decimal("utilisation", inputs.utilisation)
     if window <= reserve:
         raise UsageError(
             f"the window of {inputs.window_hours} h is not longer than its reserve of "
@@ -204,14 +204,14 @@ def _refuse_nonpositive(**counts: int) -> None:
             raise UsageError(f"{name} is {value!r}; give a whole number above 0")
 
 
-def _exact(name: str, value: Decimal | str | int) -> Fraction:
+def exact_decimal(name: str, value: Decimal | str | int) -> Fraction:
     """The decimal as a fraction; what is written is what counts."""
     text = format(value, "f") if isinstance(value, Decimal) else value
     if type(value) is int:
         text = str(value)
     if not isinstance(text, str) or not _DECIMAL.fullmatch(text):
         raise UsageError(
-            f"{name} is {value!r}; give a decimal as text, like 7.3, not negative and not a float"
+            f"{name} is {value}; give a decimal as text, like 7.3, not negative and not a float"
         )
     return Fraction(text)
 

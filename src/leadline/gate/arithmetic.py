@@ -16,6 +16,7 @@ from leadline.core.budget import (
 from leadline.core.errors import UsageError
 from leadline.core.gate import PROBE_PREFIX
 from leadline.core.units import format_bytes
+from leadline.gate.config import MAX_INTEGER
 from leadline.gate.context import Finding, GateContext
 from leadline.train.settings import settings_from
 
@@ -95,7 +96,8 @@ def budget_finding(ctx: GateContext) -> Finding:
     # Only whole windows are trained on, and a window needs the token after its last.
     seq_len = choice["seq_len"]
     windows = (ctx.evidence("pack").data["train_tokens"] - 1) // seq_len
-    data_tokens = windows * seq_len * ctx.config.data.epochs
+    # Beyond what a lock can hold there is no difference to a budget.
+    data_tokens = min(windows * seq_len * ctx.config.data.epochs, MAX_INTEGER)
     inputs = BudgetInputs(
         tok_s=choice["tok_s"],
         window_hours=table.window_hours,

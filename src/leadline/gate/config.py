@@ -5,6 +5,7 @@ known one, and every value has one meaning. docs/gate.md shows the whole file.
 """
 
 import difflib
+import math
 import tomllib
 from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
@@ -13,10 +14,13 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from leadline.core.budget import exact_decimal
 from leadline.core.errors import UsageError
 from leadline.train.settings import settings_from
 
-Positive = Annotated[int, Field(ge=1)]
+MAX_INTEGER = 2**53 - 1
+"""The largest whole number that ledger and lock can hold (RFC 8785)."""
+Positive = Annotated[int, Field(ge=1, le=MAX_INTEGER)]
 NotNegative = Annotated[Decimal, Field(ge=0)]
 MIN_POINTS = 3
 DEFAULT_SECONDS = 60.0
@@ -45,7 +49,7 @@ class DataTable(_Table):
     eval_fraction: Decimal = Decimal("0.02")
     max_bytes: Positive | None = None
     """For text: stop after this much, at a whole document."""
-    epochs: Positive = 1
+    epochs: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     """Times the run may read the corpus; more makes re-seen data a decision, not an accident."""
 
     @model_validator(mode="after")
@@ -64,7 +68,7 @@ class TwinTable(_Table):
     steps: Positive = 200
     micro_batch: Positive = 8
     seq_len: Positive = 512
-    tolerance: NotNegative = Decimal("0.05")
+    tolerance: Annotated[Decimal, Field(ge=0, le=1_000)] = Decimal("0.05")
     settle_steps: Annotated[int, Field(ge=0)] = 20
 
     @model_validator(mode="after")
@@ -147,6 +151,11 @@ class BudgetTable(_Table):
     @model_validator(mode="after")
     def _something_to_train_in(self) -> Self:
         # Told here, not after the sweep was paid for.
+        for name in ("window_hours", "reserve_hours", "utilisation"):
+            try:
+                exact_decimal(name, getattr(self, name))
+            except UsageError as error:
+                raise ValueError(f"[budget] {error}") from error
         if self.reserve_hours < 0 or self.window_hours <= self.reserve_hours:
             raise ValueError(
                 f"[budget] window_hours {self.window_hours} is not above reserve_hours "
@@ -206,7 +215,7 @@ class GateConfig(_Table):
     sweep: SweepTable = SweepTable()
     checkpoint: CheckpointTable = CheckpointTable()
     optimizer: dict[str, Any] = {}
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, le=MAX_INTEGER)] = 0
 
 
 def load_config(path: Path) -> tuple[GateConfig, bytes]:
@@ -226,10 +235,12 @@ def load_config(path: Path) -> tuple[GateConfig, bytes]:
         config = GateConfig.model_validate(_decimals(table))
     except ValidationError as error:
         raise UsageError(f"{path.name}: {_sentence(error)}") from error
+    _refuse_non_finite(config.workload, "[workload]")
     settings_from(config.optimizer)
     return config, content
 
 
+_PLAIN_DIGITS = 30
 _DECIMAL_KEYS = frozenset(
     {
         "window_hours",
@@ -251,10 +262,31 @@ def _decimals(value: Any, key: str = "") -> Any:
         return [_decimals(item) for item in value]
     if key in _DECIMAL_KEYS and isinstance(value, (int, str)) and not isinstance(value, bool):
         try:
-            return Decimal(value)
+            value = Decimal(value)
         except InvalidOperation:
             return value  # the table's own check names the key
+    if isinstance(value, Decimal):
+        return _plain_decimal(value)
     return value
+
+
+def _plain_decimal(value: Decimal) -> Decimal:
+    """The same number without an exponent, as every later reader writes it: 1E+1 is 10."""
+    if not value.is_finite() or abs(value.adjusted()) > _PLAIN_DIGITS:
+        return value  # the table's own check names the key
+    return Decimal(format(value, "f"))
+
+
+def _refuse_non_finite(value: Any, where: str) -> None:
+    """NaN and numbers that no float holds cannot be asked of a model."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            _refuse_non_finite(item, f"{where}.{name}")
+    elif isinstance(value, list):
+        for item in value:
+            _refuse_non_finite(item, where)
+    elif isinstance(value, Decimal) and not math.isfinite(float(value)):
+        raise UsageError(f"{where} is {value}; a finite number is wanted")
 
 
 def _sentence(error: ValidationError) -> str:

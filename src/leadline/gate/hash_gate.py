@@ -54,8 +54,14 @@ def _bring_in(ctx: GateContext) -> str:
     if there is not None and _manifest_sha256(target) == there.data["manifest_sha256"]:
         return str(there.data["tarball_sha256"])
     for leftover in (target, ctx.run_dir / _BUILD_FOLDER, ctx.run_dir / _PACK_FOLDER):
+        if leftover.is_symlink():
+            raise UsageError(
+                f"{leftover} is a link, and the gate replaces that folder; remove the link, or "
+                "give an --out on the disk that it leads to"
+            )
         if leftover.exists():  # of an attempt that was cut off or asked for other data
-            shutil.rmtree(leftover)
+            with explained_os_errors(leftover):
+                shutil.rmtree(leftover)
     table = ctx.config.data
     if table.text is not None:
         tarball = _pack_text(ctx, table.text)

@@ -13,6 +13,7 @@ from filelock import FileLock, Timeout
 from leadline.core.atomic import explained_os_errors
 from leadline.core.errors import LockError, UsageError
 from leadline.core.evidence import LEDGER_FILE
+from leadline.gate.config import GateConfig
 
 _WORK_FOLDER = "work"
 _GUARD_FILE = ".gate.guard"
@@ -47,6 +48,23 @@ def alone_in(run_dir: Path) -> Iterator[None]:
         yield
     finally:
         guard.release()
+
+
+def refuse_inside_data(run_dir: Path, config: GateConfig, base_dir: Path) -> None:
+    """Refuse a run directory inside the text or shards it is about: it would become part of them.
+
+    Raises:
+        UsageError: it lies there.
+    """
+    for key in ("text", "shards"):
+        named = getattr(config.data, key)
+        if named is None or named == "stdlib":
+            continue
+        if run_dir.resolve().is_relative_to((base_dir / named).resolve()):
+            raise UsageError(
+                f"--out {run_dir} lies inside [data] {key} = {named!r}, which it would spoil; "
+                "choose an --out elsewhere"
+            )
 
 
 def _refuse_foreign(run_dir: Path) -> None:

@@ -30,7 +30,7 @@ from leadline.gate.config import GateConfig, load_config
 from leadline.gate.context import Finding, GateContext
 from leadline.gate.lock import finish_lock, lock_problems
 from leadline.gate.phases import Phase, phases_of
-from leadline.gate.run_folder import alone_in
+from leadline.gate.run_folder import alone_in, refuse_inside_data
 from leadline.gate.workload_files import workload_files
 from leadline.probe.progress import Progress
 from leadline.report.build import build_report
@@ -81,6 +81,7 @@ def run_gate(config_path: Path, run_dir: Path, events: GateEvents) -> GateOutcom
     base_dir = config_path.resolve().parent
     files = workload_files(config.workload, base_dir)  # a missing one is told before all else
     points = tuple(point.name for point in config.sweep.points)
+    refuse_inside_data(run_dir, config, base_dir)
     with alone_in(run_dir):
         store = EvidenceStore(run_dir)
         _mend(store, events)

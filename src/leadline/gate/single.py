@@ -13,7 +13,7 @@ from leadline.gate.config import load_config
 from leadline.gate.context import GateContext
 from leadline.gate.defaults import demo_config_path
 from leadline.gate.phases import phases_of, point_request
-from leadline.gate.run_folder import alone_in
+from leadline.gate.run_folder import alone_in, refuse_inside_data
 from leadline.gate.workload_files import workload_files
 from leadline.probe.process import run_probe
 from leadline.probe.progress import Progress
@@ -42,6 +42,7 @@ def probe_once(
     points = {point.name: point for point in config.sweep.points}
     if point_name not in points:
         raise UsageError(f"no point {point_name!r} in {path.name}; it has {', '.join(points)}")
+    refuse_inside_data(out, config, base_dir)
     with alone_in(out):
         if (out / LOCK_FILE).exists():
             raise LockError(

@@ -127,6 +127,11 @@ def build_pack(
                 f"{job.tarball} holds other bytes than {source_dir} now gives; "
                 "choose another name, or give --overwrite"
             )
+    elif job.manifest_path.exists() and not overwrite:
+        raise UsageError(
+            f"{job.manifest_path} is there without its tar; choose another name, "
+            "or give --overwrite"
+        )
     needed_bytes = tar_bytes(job.files) + _MANIFEST_ENTRY_BYTES * (len(job.files) + 8)
     require_space(out_dir, needed_bytes, free_bytes(out_dir), "the pack")
     return _write(job, on_progress)

@@ -4,6 +4,7 @@ import json
 import sys
 import time
 from dataclasses import asdict, dataclass
+from typing import TextIO
 
 _EVERY_SECONDS = 0.2
 
@@ -21,7 +22,8 @@ class Progress:
 class ProgressPipe:
     """Writes progress, a few lines a second at most."""
 
-    def __init__(self) -> None:
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stdout
         self._last = 0.0
 
     def __call__(self, phase: str, done: int, total: int | None = None) -> None:
@@ -31,8 +33,8 @@ class ProgressPipe:
             return
         self._last = now
         line = json.dumps(asdict(Progress(phase=phase, done=done, total=total)))
-        sys.stdout.write(line + "\n")
-        sys.stdout.flush()
+        self._stream.write(line + "\n")
+        self._stream.flush()
 
 
 def parse_progress(line: str) -> Progress | None:

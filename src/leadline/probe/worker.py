@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from leadline.core import atomic
 from leadline.core.errors import LeadlineError
@@ -42,7 +42,7 @@ def main(request_path: str, result_path: str, parent: int) -> None:
 
 
 def _serve(request: Request) -> dict[str, Any]:
-    progress = ProgressPipe()
+    progress = ProgressPipe(_own_stdout())
     progress("start", 0)
     if isinstance(request, EnvironmentRequest):
         from leadline.probe.environment import run_environment
@@ -56,6 +56,17 @@ def _serve(request: Request) -> dict[str, Any]:
     from leadline.probe.point import run_point
 
     return run_point(request, progress)
+
+
+def _own_stdout() -> TextIO:
+    """Keep stdout for progress alone, and give what the model starts or prints the log.
+
+    A process that the model leaves behind would otherwise hold the pipe open, and whoever
+    reads it would wait for that process to end.
+    """
+    progress = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")  # not inherited
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return progress
 
 
 def _die_with_parent(parent: int) -> None:

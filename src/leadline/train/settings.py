@@ -1,5 +1,6 @@
 """What an optimiser step is made of; read without torch, so that a configuration can be checked."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from decimal import Decimal
@@ -32,8 +33,11 @@ def settings_from(table: Mapping[str, Any]) -> StepSettings:
     for name, value in table.items():
         if name not in known:
             raise UsageError(f"[optimizer] has no key {name}; it has {', '.join(known)}")
-        if isinstance(value, bool) or not isinstance(value, (int, float, Decimal)) or value < 0:
-            raise UsageError(f"[optimizer] {name} is {value!r}; a number of at least 0 is wanted")
+        number = not isinstance(value, bool) and isinstance(value, (int, float, Decimal))
+        if not number or not math.isfinite(float(value)) or value < 0:
+            raise UsageError(
+                f"[optimizer] {name} is {value!r}; a finite number of at least 0 is wanted"
+            )
         if name == "warmup_steps" and not isinstance(value, int):
             raise UsageError(f"[optimizer] warmup_steps is {value}; a whole number is wanted")
         if name in ("beta1", "beta2") and value >= 1:
