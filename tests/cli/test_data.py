@@ -154,6 +154,19 @@ def test_pack_with_an_impossible_option_is_a_usage_error(
     assert [path.name for path in tmp_path.iterdir()] == ["text"]
 
 
+def test_pack_of_no_name_is_a_usage_error(run: Run, tmp_path: Path) -> None:
+    code, _, err = run("pack", "", "--out", tmp_path / "s")
+    assert code == 2
+    assert "no text is named" in _one_sentence(err)
+
+
+def test_pack_of_a_line_nested_too_deep_names_the_line(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "deep.jsonl").write_text("[" * 100_000 + "]" * 100_000, encoding="utf-8")
+    code, _, err = run("pack", tmp_path / "deep.jsonl", "--out", tmp_path / "s")
+    assert code == 1
+    assert "is not JSON" in _one_sentence(err)
+
+
 def test_pack_of_a_missing_folder_is_a_usage_error(run: Run, tmp_path: Path) -> None:
     code, _, err = run("pack", tmp_path / "gone", "--out", tmp_path / "s")
     assert code == 2

@@ -207,7 +207,7 @@ def _lines(path: Path) -> Iterator[_Entry]:
 def _line_text(line: bytes, where: str) -> bytes:
     try:
         value = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{where} is not JSON ({error}); write one JSON object a line") from error
     text = value.get("text") if isinstance(value, dict) else None
     if not isinstance(text, str):

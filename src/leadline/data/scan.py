@@ -71,6 +71,8 @@ class PackInputs:
 
     def corpus(self) -> CorpusSource:
         """The documents meant by `source`."""
+        if self.source == "":
+            raise UsageError("no text is named; give a folder of text, a .jsonl file or `stdlib`")
         if self.source == "stdlib":
             return stdlib_source(self.max_bytes)
         return CorpusSource(

@@ -22,6 +22,7 @@ MAX_INTEGER = 2**53 - 1
 """The largest whole number that ledger and lock can hold (RFC 8785)."""
 Positive = Annotated[int, Field(ge=1, le=MAX_INTEGER)]
 NotNegative = Annotated[Decimal, Field(ge=0)]
+NotEmpty = Annotated[str, Field(min_length=1)]
 MIN_POINTS = 3
 DEFAULT_SECONDS = 60.0
 MAX_WINDOW_HOURS = 87_600
@@ -37,11 +38,11 @@ class _Table(BaseModel):
 class DataTable(_Table):
     """`[data]`: exactly one of text, shards and pack."""
 
-    text: str | None = None
+    text: NotEmpty | None = None
     """A folder or .jsonl of text, or `stdlib`; packed into the run directory."""
-    shards: str | None = None
+    shards: NotEmpty | None = None
     """A folder made by `leadline data pack`."""
-    pack: str | None = None
+    pack: NotEmpty | None = None
     """A tarball made by `leadline pack build`; verified, then unpacked into the run directory."""
     tokenizer: str = "bpe"
     vocab_size: Positive | None = None
