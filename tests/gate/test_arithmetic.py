@@ -113,7 +113,7 @@ class Usage(NamedTuple):
 def test_free_disk_must_hold_six_checkpoints(
     gate: GateDouble, monkeypatch: pytest.MonkeyPatch, free_bytes: int, green: bool
 ) -> None:
-    monkeypatch.setattr("leadline.gate.arithmetic.free_bytes", lambda _: free_bytes)
+    monkeypatch.setattr("leadline.gate.arithmetic.disk_free_bytes", lambda _: free_bytes)
     outcome = gate.run()
     assert outcome.status.green is green
     evidence = gate.store.read()["checkpoint"]
@@ -137,7 +137,7 @@ def test_disk_is_that_of_the_checkpoint_folder(
         asked.append(folder)
         return Usage(1 << 40, 0, 1 << 40)
 
-    monkeypatch.setattr("leadline.gate.arithmetic.shutil.disk_usage", usage)
+    monkeypatch.setattr("leadline.pack.space.shutil.disk_usage", usage)
     gate.tables["checkpoint"] = {"dir": "elsewhere"}
     assert gate.run().status.green
     assert asked[-1] == gate.folder / "elsewhere"

@@ -124,7 +124,7 @@ def test_disk_that_filled_up_since_the_last_attempt_is_red(
     disposition = gate.tables.pop("disposition")
     gate.run()
     gate.tables["disposition"] = disposition
-    monkeypatch.setattr("leadline.gate.arithmetic.free_bytes", lambda _: 10)
+    monkeypatch.setattr("leadline.gate.arithmetic.disk_free_bytes", lambda _: 10)
     outcome = gate.run()
     assert outcome.lock_path is None
     assert "checkpoint" in outcome.status.red
@@ -138,6 +138,6 @@ def test_disk_with_other_room_than_last_time_keeps_its_evidence(
     gate.run()
     before = gate.store.read()["checkpoint"]
     gate.tables["disposition"] = disposition
-    monkeypatch.setattr("leadline.gate.arithmetic.free_bytes", lambda _: 1 << 50)
+    monkeypatch.setattr("leadline.gate.arithmetic.disk_free_bytes", lambda _: 1 << 50)
     assert gate.run().status.green
     assert gate.store.read()["checkpoint"] == before

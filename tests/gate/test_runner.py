@@ -251,7 +251,7 @@ def test_disk_that_filled_up_at_the_last_moment_is_not_locked(
     gate: GateDouble, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fill_up(ctx: GateContext) -> Path:
-        monkeypatch.setattr("leadline.gate.arithmetic.free_bytes", lambda _: 10)
+        monkeypatch.setattr("leadline.gate.arithmetic.disk_free_bytes", lambda _: 10)
         return finish_lock(ctx)
 
     monkeypatch.setattr("leadline.gate.runner.finish_lock", fill_up)

@@ -1,8 +1,6 @@
 """From measurements to the two sums the lock rests on: checkpoints and tokens."""
 
-import shutil
 from dataclasses import asdict
-from pathlib import Path
 
 from leadline.core.atomic import explained_os_errors
 from leadline.core.budget import (
@@ -18,6 +16,7 @@ from leadline.core.gate import PROBE_PREFIX
 from leadline.core.units import format_bytes
 from leadline.gate.config import MAX_INTEGER
 from leadline.gate.context import Finding, GateContext
+from leadline.pack.space import disk_free_bytes
 from leadline.train.settings import settings_from
 
 _NS_PER_S = 1_000_000_000
@@ -48,7 +47,7 @@ def checkpoint_finding(ctx: GateContext) -> Finding:
     folder = ctx.checkpoint_dir
     with explained_os_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        free = free_bytes(folder)
+        free = disk_free_bytes(folder)
     step_ns = point["wall_ns"] // point["steps"]
     overhead_ns = overhead_per_ten_minutes(
         step_ns=step_ns,
@@ -144,8 +143,3 @@ def _warmup_problem(ctx: GateContext, total_steps: int) -> str:
         f"the warm-up of {warmup_steps:,} steps does not end within the {total_steps:,} steps of "
         "the budget; make [optimizer] warmup_steps smaller, or the window or epochs larger"
     )
-
-
-def free_bytes(folder: Path) -> int:
-    """Bytes that may still be written to the disk of *folder*."""
-    return shutil.disk_usage(folder).free

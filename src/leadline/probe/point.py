@@ -32,7 +32,7 @@ from leadline.probe.progress import ProgressPipe
 from leadline.probe.request import PointRequest
 from leadline.probe.subject import open_subject, to_device
 from leadline.probe.timing import Span, measure
-from leadline.probe.verdict import mean_loss
+from leadline.probe.verdict import finite_or_none, mean_loss
 from leadline.train.checkpoint import write_checkpoint
 from leadline.train.precision import Precision
 from leadline.train.settings import settings_from
@@ -189,8 +189,8 @@ def _train(
             "tokens": whole.tokens,
             "wall_ns": whole.wall_ns,
             "tok_s": tok_s_floor(whole),
-            "tok_s_low": _finite(low),
-            "tok_s_high": _finite(high),
+            "tok_s_low": finite_or_none(low),
+            "tok_s_high": finite_or_none(high),
             "halves": [float(half.tok_s) for half in timing.halves],
             "step_ns": list(timing.step_ns),
             "warmup_steps": timing.warmup_steps,
@@ -202,7 +202,7 @@ def _train(
             "mfu": asdict(
                 utilisation(device_name(device), tok_s_floor(whole), record.data["parameters"])
             ),
-            "loss": {"first": _finite(losses[0]), "last": _finite(losses[-1])},
+            "loss": {"first": finite_or_none(losses[0]), "last": finite_or_none(losses[-1])},
             "grad_norm": _spread(norms),
         }
     )
@@ -211,7 +211,7 @@ def _train(
         record.problems.append(f"{recompiles} graphs were compiled inside the timed window")
     if watcher.reasons:
         record.problems.append(f"clocks were throttled: {', '.join(watcher.reasons)}")
-    if any(_finite(value) is None for value in losses + norms):
+    if any(finite_or_none(value) is None for value in losses + norms):
         record.problems.append("a loss or gradient norm is NaN or Inf")
 
 
@@ -250,7 +250,7 @@ def _evaluate(
     growth = growth_problem(held, memory.noise_bytes)
     if growth:
         record.problems.append(growth)
-    if any(_finite(loss) is None for loss in losses):
+    if any(finite_or_none(loss) is None for loss in losses):
         record.problems.append("the eval loss is NaN or Inf")
     record.data["eval"] = {
         "batch": request.eval_batch,
@@ -259,7 +259,7 @@ def _evaluate(
         "seconds": min(seconds),
         "first_seconds": seconds[0],
         "held_bytes": held,
-        "loss": _finite(mean_loss(losses)),
+        "loss": finite_or_none(mean_loss(losses)),
         "status": "grows" if growth else "ok",
     }
 
@@ -281,7 +281,7 @@ def _oom_sentence(request: PointRequest, phase: str, error: BaseException) -> st
 
 
 def _spread(values: list[float]) -> dict[str, float | None]:
-    finite = [value for value in values if _finite(value) is not None]
+    finite = [value for value in values if finite_or_none(value) is not None]
     if len(finite) < len(values) or len(finite) < 2:
         return {"mean": None, "std": None, "max": None}
     return {
@@ -289,7 +289,3 @@ def _spread(values: list[float]) -> dict[str, float | None]:
         "std": statistics.stdev(finite),
         "max": max(finite),
     }
-
-
-def _finite(value: float) -> float | None:
-    return value if value == value and abs(value) != float("inf") else None

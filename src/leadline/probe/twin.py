@@ -22,7 +22,13 @@ from leadline.probe.locator import LocatorReport, locate_divergence
 from leadline.probe.progress import ProgressPipe
 from leadline.probe.request import Subject, TwinRequest
 from leadline.probe.subject import open_subject, to_device
-from leadline.probe.verdict import MATMUL_ERROR_LIMIT, Lane, TwinVerdict, judge_twin
+from leadline.probe.verdict import (
+    MATMUL_ERROR_LIMIT,
+    Lane,
+    TwinVerdict,
+    finite_or_none,
+    judge_twin,
+)
 from leadline.train.precision import Precision, matmul_error, precision_context
 from leadline.train.settings import settings_from
 from leadline.train.step import TrainStep
@@ -211,14 +217,10 @@ def low_precision_parameters(step: TrainStep) -> tuple[str, ...]:
 
 def _told(run: _Run) -> dict[str, Any]:
     return {
-        "losses": [_finite(value) for value in run.lane.losses],
-        "grad_norms": [_finite(value) for value in run.lane.grad_norms],
+        "losses": [finite_or_none(value) for value in run.lane.losses],
+        "grad_norms": [finite_or_none(value) for value in run.lane.grad_norms],
         "seconds": run.seconds,
     }
-
-
-def _finite(value: float) -> float | None:
-    return value if value == value and abs(value) != float("inf") else None
 
 
 def _joined(hashes: list[str]) -> str:

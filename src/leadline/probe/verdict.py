@@ -123,6 +123,11 @@ def mean_loss(losses: Iterable[float]) -> float:
     return math.fsum(values) / len(values)
 
 
+def finite_or_none(value: float) -> float | None:
+    """The value itself, or None for NaN and infinity, which JSON has no words for."""
+    return value if math.isfinite(value) else None
+
+
 def spike_steps(losses: Sequence[float]) -> tuple[int, ...]:
     """Steps, from 1, whose loss stands out above the 20 finite losses before it.
 
