@@ -1,8 +1,9 @@
 """The yardstick of `train_throughput.py`: a plain Llama-shaped decoder, written to be fast.
 
 Pre-norm, fused QKV, rotary, causal SDPA (torch picks the kernel), SwiGLU, tied head,
-cross-entropy in fp32, the whole model and loss compiled as one graph. Same depth,
-width, vocabulary and number of parameters (to 0.01 %) as dual-mind's 139.7 M preset.
+cross-entropy in fp32, the whole model and loss compiled as one graph. Same depth, width
+and number of parameters (to 0.01 %) as dual-mind's 139.7 M preset, with as many heads
+as its width holds.
 """
 
 from dataclasses import dataclass

@@ -21,6 +21,7 @@ TINY = DualMindConfig(
     width=32,
     num_layers=2,
     num_heads=4,
+    head_width=8,
     ff_width=48,
     window=4,
     memory_slots=3,
@@ -47,6 +48,7 @@ def seeded(config: DualMindConfig = TINY) -> DualMind:
 @settings(deadline=None, max_examples=25)
 @given(
     vocab_size=st.integers(1, 50),
+    width=st.integers(1, 20),
     pairs=st.integers(1, 3),
     half_width=st.integers(1, 4),
     num_layers=st.integers(1, 3),
@@ -54,13 +56,20 @@ def seeded(config: DualMindConfig = TINY) -> DualMind:
     memory_slots=st.integers(1, 6),
 )
 def test_parameter_formula_equals_the_built_model(
-    vocab_size: int, pairs: int, half_width: int, num_layers: int, ff_width: int, memory_slots: int
+    vocab_size: int,
+    width: int,
+    pairs: int,
+    half_width: int,
+    num_layers: int,
+    ff_width: int,
+    memory_slots: int,
 ) -> None:
     config = DualMindConfig(
         vocab_size=vocab_size,
-        width=2 * pairs * 2 * half_width,
+        width=width,
         num_layers=num_layers,
         num_heads=2 * pairs,
+        head_width=2 * half_width,
         ff_width=ff_width,
         window=2,
         memory_slots=memory_slots,
@@ -72,7 +81,7 @@ def test_parameter_formula_equals_the_built_model(
 def test_preset_139_7m_rounds_to_139_7_million_and_stays_below() -> None:
     with torch.device("meta"):
         built = num_parameters(DualMind(PRESETS["139.7m"]))
-    assert built == PRESETS["139.7m"].num_parameters == 139_678_784
+    assert built == PRESETS["139.7m"].num_parameters == 139_677_744
     assert round(built / 1e6, 1) == 139.7
     assert built <= PARAMETER_LIMIT
 
