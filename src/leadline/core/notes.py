@@ -50,8 +50,8 @@ def parse_note(document: Mapping[str, object]) -> Note:
     Raises:
         DataError: a key is missing or of the wrong type.
     """
-    kind, count, detail = (document.get(name) for name in ("kind", "count", "detail"))
-    well_typed = isinstance(kind, str) and isinstance(detail, str) and type(count) is int
-    if not well_typed or count < 0 or not _KIND.fullmatch(kind):  # type: ignore[operator,arg-type]
-        raise DataError(f"note {dict(document)!r} needs kind, count of 0 or more, and detail")
-    return Note(kind=kind, count=count, detail=detail)  # type: ignore[arg-type]
+    kind, count, detail = document.get("kind"), document.get("count"), document.get("detail")
+    if isinstance(kind, str) and isinstance(count, int) and isinstance(detail, str):
+        if _KIND.fullmatch(kind) and count >= 0 and not isinstance(count, bool):
+            return Note(kind=kind, count=count, detail=detail)
+    raise DataError(f"note {dict(document)!r} needs kind, count of 0 or more, and detail")
