@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from leadline.core.errors import EnvironmentUnfitError, UsageError
+from leadline.rig.direct_file import PAGE_BYTES
 
-PAGE_BYTES = 4096
 _PORTABLE = 1
 """cudaHostRegisterPortable: pinned for every device of the process."""
 
