@@ -265,7 +265,7 @@ def write_tokenizer(path: Path, vocab_size: int) -> None:
 
 
 def write_corpus(path: Path, documents: Sequence[Sequence[int]]) -> Path:
-    """Write token *documents* of any lengths as a JSONL corpus in the words of `write_tokenizer`."""
+    """Write token *documents* of any lengths as a JSONL corpus of `write_tokenizer` words."""
     lines = [json.dumps({"text": " ".join(f"t{token}" for token in ids)}) for ids in documents]
     path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
     return path
