@@ -28,7 +28,7 @@ from leadline.tap.facts import ROWS_PREFIX, GramFacts, parse_facts
 LAYER_FORMAT = "leadline-grams-layer"
 VERSION = 1
 
-_DTYPES = {"F32": np.dtype("<f4"), "I64": np.dtype("<i8")}
+_DTYPES: Mapping[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "I64": np.dtype("<i8")}
 _HEADER_LIMIT_BYTES = 100 << 20  # safetensors' own limit
 _ALIGN_BYTES = 8
 _FLUSH_BYTES = 64 << 20  # dirty pages that may pile up before they are sent to the disk
@@ -119,7 +119,7 @@ class LayerFile:
         extent = self.extents[name]
         out = np.empty(count, _DTYPES[extent.dtype])
         offset = extent.begin + begin * out.itemsize
-        view = memoryview(out).cast("B") if count else memoryview(b"")
+        view = out.data.cast("B") if count else memoryview(b"")
         with explained_os_errors(self.path, "read"), self.path.open("rb") as stream:
             done = 0
             while done < len(view):
@@ -178,7 +178,7 @@ def _pieces(head: bytes, blocks: list[Block]) -> Iterator[memoryview]:
             piece = np.ascontiguousarray(chunk, dtype=_DTYPES[block.dtype])
             sent += piece.nbytes
             if piece.size:
-                yield from _cut(memoryview(piece.reshape(-1)).cast("B"))
+                yield from _cut(piece.reshape(-1).data.cast("B"))
         assert sent == block.num_bytes, (block.name, sent, block.num_bytes)
 
 

@@ -6,8 +6,8 @@
 - The file is written first in a new folder and is the only way to tell a tap from a folder.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +101,11 @@ class Manifest:
         """The bytes of grams.json."""
         document = _document(self)
         return canonical_bytes({**document, "digest": sha256_json(document)}) + b"\n"
+
+
+def with_notes(manifest: Manifest, notes: Iterable[LayerNote]) -> Manifest:
+    """*manifest* with *notes* behind its own; one that is there is not repeated."""
+    return replace(manifest, notes=tuple(dict.fromkeys((*manifest.notes, *notes))))
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

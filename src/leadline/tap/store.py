@@ -30,20 +30,12 @@ from leadline.tap.facts import ROWS_PREFIX, GramFacts, GramUser
 from leadline.tap.folder import (
     FolderLock,
     layer_file_name,
-    names_in,
     refuse_foreign,
-    remove_leftovers,
 )
-from leadline.tap.key import TapKey, first_difference
+from leadline.tap.key import TapKey
 from leadline.tap.layer_file import Block, LayerFile, array_block, open_layer_file, write_layer_file
-from leadline.tap.manifest import (
-    MANIFEST_FILE,
-    LayerEntry,
-    LayerNote,
-    Manifest,
-    read_manifest,
-    write_manifest,
-)
+from leadline.tap.manifest import LayerEntry, LayerNote, Manifest, with_notes, write_manifest
+from leadline.tap.resume import begin
 from leadline.tap.rows import check_gram, check_rows, summarize
 from leadline.tap.triangle import packed_length
 
@@ -140,7 +132,8 @@ class TapStore:
         lock.acquire()
         try:
             refuse_foreign(path)
-            manifest = _begin(path, key, plan, parts)
+            fresh = Manifest(key=key, parts=parts, planned_layers=plan.layers)
+            manifest = begin(path, fresh, plan.layer_bytes, plan.notes)
         except BaseException:
             lock.release()
             raise
@@ -224,7 +217,7 @@ class TapStore:
 
     def add_notes(self, notes: Sequence[Note]) -> None:
         """Record notes about the corpus or the whole tap; one that is there is not repeated."""
-        merged = _with_notes(self._manifest, [LayerNote(layer=None, note=note) for note in notes])
+        merged = with_notes(self._manifest, [LayerNote(layer=None, note=note) for note in notes])
         if merged != self._manifest:
             self._replace(merged)
 
@@ -302,75 +295,13 @@ class TapStore:
         others = [other for other in self._manifest.layers if other.layer != layer]
         layers = tuple(sorted((*others, entry), key=lambda other: other.layer))
         listed = [LayerNote(layer=layer, note=note) for note in notes]
-        self._replace(_with_notes(replace(self._manifest, layers=layers), listed))
+        self._replace(with_notes(replace(self._manifest, layers=layers), listed))
         if before is not None:
             (self._folder / before.file).unlink(missing_ok=True)
 
     def _replace(self, manifest: Manifest) -> None:
         write_manifest(self._folder, manifest)
         self._manifest = manifest
-
-
-def _begin(path: Path, key: TapKey, plan: StorePlan, parts: tuple[TapKey, ...]) -> Manifest:
-    """The manifest to go on with, on the disk, and the folder free of leftovers."""
-    fresh = Manifest(key=key, parts=parts, planned_layers=plan.layers)
-    old = read_manifest(path) if MANIFEST_FILE in names_in(path) else None
-    if old is not None:
-        _refuse_other_key(path, old, fresh)
-    manifest = fresh if old is None else _without_lost_layers(path, old)
-    manifest = _with_notes(manifest, [LayerNote(layer=None, note=note) for note in plan.notes])
-    remove_leftovers(path, (old or fresh).files)
-    _require_space_for_rest(path, manifest, plan)
-    if manifest != old:
-        write_manifest(path, manifest)
-    remove_leftovers(path, manifest.files)
-    return manifest
-
-
-def _without_lost_layers(path: Path, manifest: Manifest) -> Manifest:
-    """Without the layers whose file is gone or has another size than it was sealed with."""
-    lost = {entry.layer for entry in manifest.layers if not _is_whole(path, entry)}
-    if not lost:
-        return manifest
-    return replace(
-        manifest,
-        layers=tuple(entry for entry in manifest.layers if entry.layer not in lost),
-        notes=tuple(item for item in manifest.notes if item.layer not in lost),
-        complete=False,
-        result={},
-    )
-
-
-def _refuse_other_key(path: Path, old: Manifest, fresh: Manifest) -> None:
-    differs = first_difference(old.key, fresh.key, besides=frozenset())
-    if differs is not None:
-        raise UsageError(
-            f"{path} holds a tap with {differs.field} = {differs.left!r}, this one has "
-            f"{differs.right!r}; go on with the same, or choose another --out"
-        )
-    if old.planned_layers != fresh.planned_layers or old.parts != fresh.parts:
-        raise UsageError(
-            f"{path} holds a tap of the layers {list(old.planned_layers)}, this one has "
-            f"{list(fresh.planned_layers)}; go on with the same, or choose another --out"
-        )
-
-
-def _is_whole(folder: Path, entry: LayerEntry) -> bool:
-    path = folder / entry.file
-    return path.is_file() and path.stat().st_size == entry.num_bytes
-
-
-def _require_space_for_rest(path: Path, manifest: Manifest, plan: StorePlan) -> None:
-    present = {entry.layer for entry in manifest.layers}
-    rest = [size for layer, size in plan.layer_bytes.items() if layer not in present]
-    # While a wave is added, the sums before and after it lie side by side.
-    beside = max(plan.layer_bytes.values(), default=0) if manifest.key.num_waves > 1 else 0
-    needed = sum(rest) + (beside if manifest.missing_layers else 0)
-    require_space(path, needed, disk_free_bytes(path), "the rest of the tap")
-
-
-def _with_notes(manifest: Manifest, notes: Sequence[LayerNote]) -> Manifest:
-    return replace(manifest, notes=tuple(dict.fromkeys((*manifest.notes, *notes))))
 
 
 def _checked_shapes(
