@@ -125,9 +125,9 @@ def read_manifest(folder: Path) -> Manifest:
         IntegrityError: the file was cut or edited.
     """
     path = folder / MANIFEST_FILE
-    if not path.exists():
-        raise DataError(f"{folder} holds no {MANIFEST_FILE}, so it is no tap; check the path")
     with explained_os_errors(path, "read"):
+        if not path.exists():
+            raise DataError(f"{folder} holds no {MANIFEST_FILE}, so it is no tap; check the path")
         data = path.read_bytes()
     try:
         document = parse_canonical(data.removesuffix(b"\n"))

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from leadline.core.atomic import explained_os_errors
 from leadline.core.errors import DataError, IntegrityError, UsageError
 from leadline.core.notes import Note
 from leadline.tap.facts import EXPERT_FIELD, GramFacts, GramUser
@@ -87,11 +88,11 @@ class GramReader:
 
     def targets(self, layer: int) -> tuple[str, ...]:
         """Names of the Grams of *layer*: `gate_up`, `down`, or a module's path in the layer."""
-        return tuple(sorted(self._file(layer).facts))
+        return tuple(sorted(self.layer_file(layer).facts))
 
     def facts(self, layer: int, target: str) -> GramFacts:
         """Features, experts and users of one Gram."""
-        facts = self._file(layer).facts
+        facts = self.layer_file(layer).facts
         if target not in facts:
             raise UsageError(
                 f"layer {layer} of {self._folder} has no Gram {target!r}; it has "
@@ -125,14 +126,14 @@ class GramReader:
         facts = self.facts(layer, target)
         index = self._index(layer, facts, expert)
         length = packed_length(facts.num_features)
-        packed = self._file(layer).numbers(target, index * length, length)
+        packed = self.layer_file(layer).numbers(target, index * length, length)
         return unpack(packed, facts.num_features)
 
     def packed(self, layer: int, target: str) -> NDArray[np.float32]:
         """All sums of a target as stored: row-major upper triangles [..., K (K + 1) / 2]."""
         shape = self.facts(layer, target).shape
         count = int(np.prod(shape, dtype=np.int64))
-        return self._file(layer).numbers(target, 0, count).reshape(shape)
+        return self.layer_file(layer).numbers(target, 0, count).reshape(shape)
 
     def rows(self, layer: int, target: str = DOWN) -> NDArray[np.int64]:
         """Rows in each Gram of a target: int64 [experts], or int64 [] for a single Gram.
@@ -140,7 +141,13 @@ class GramReader:
         Without *target*, the rows that reached each expert.
         """
         self.facts(layer, target)
-        return self._file(layer).rows(target)
+        return self.layer_file(layer).rows(target)
+
+    def layer_file(self, layer: int) -> LayerFile:
+        """The file of a sealed layer, for reading in chunks what is larger than memory."""
+        if layer not in self._files:
+            self._files[layer] = open_sealed(self._folder, self._manifest, layer)
+        return self._files[layer]
 
     def verify(self) -> "TapReport":
         """Read every byte again and hold it against what was sealed.
@@ -169,11 +176,6 @@ class GramReader:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-    def _file(self, layer: int) -> LayerFile:
-        if layer not in self._files:
-            self._files[layer] = open_sealed(self._folder, self._manifest, layer)
-        return self._files[layer]
 
     def _index(self, layer: int, facts: GramFacts, expert: int | None) -> int:
         """Where *expert* lies in the file."""
@@ -206,9 +208,10 @@ def open_sealed(folder: Path, manifest: Manifest, layer: int) -> LayerFile:
             f"{len(manifest.sealed)} layers"
         )
     path = folder / entry.file
-    if not path.is_file():
+    with explained_os_errors(path, "read"):
+        size = path.stat().st_size if path.is_file() else -1
+    if size < 0:
         raise IntegrityError(f"{path} is missing; run the tap again to make this layer anew")
-    size = path.stat().st_size
     if size != entry.num_bytes:
         raise IntegrityError(
             f"{path} has {size} bytes, sealed with {entry.num_bytes}; run the tap again to make "

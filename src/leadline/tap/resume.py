@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from leadline.core.atomic import explained_os_errors
 from leadline.core.errors import UsageError
 from leadline.core.notes import Note
 from leadline.pack.space import disk_free_bytes, require_space
@@ -32,7 +33,7 @@ def begin(
     Raises:
         UsageError: the folder holds the tap of another key.
         IntegrityError, DataError: its grams.json is damaged or of another version.
-        DiskSpaceError: what is not sealed yet does not fit; nothing was changed.
+        DiskSpaceError: what is not sealed yet does not fit; only leftovers were removed.
     """
     old = read_manifest(path) if MANIFEST_FILE in names_in(path) else None
     if old is not None:
@@ -77,7 +78,8 @@ def _refuse_other_key(path: Path, old: Manifest, fresh: Manifest) -> None:
 
 def _is_whole(folder: Path, entry: LayerEntry) -> bool:
     path = folder / entry.file
-    return path.is_file() and path.stat().st_size == entry.num_bytes
+    with explained_os_errors(path, "read"):
+        return path.is_file() and path.stat().st_size == entry.num_bytes
 
 
 def _require_space_for_rest(path: Path, manifest: Manifest, layer_bytes: Mapping[int, int]) -> None:

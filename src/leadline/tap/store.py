@@ -170,17 +170,19 @@ class TapStore:
         grams: Mapping[str, SealedGram],
         rows: Mapping[str, NDArray[np.int64]],
         notes: Sequence[Note] = (),
+        *,
+        wave: int | None = None,
     ) -> None:
         """Store the next wave of a layer's Grams, with the rows that are in each.
 
         *rows* has the names of *grams*: a scalar for a single Gram, else int64 [experts].
-        The arrays are not modified and not kept.
+        The arrays are not modified and not kept. *wave*, from 0, says which wave it is.
 
         Raises:
             NonFiniteStateError: a Gram holds NaN or Inf; layer, Gram and expert are named.
             IntegrityError: rows are not what the corpus must give.
             DiskSpaceError: the disk is full; the layer leaves no trace.
-            UsageError: the layer is not in the plan, or sealed already.
+            UsageError: the layer is not in the plan, sealed already, or another wave is due.
         """
         key = self._manifest.key
         waves = self.waves_sealed(layer) + 1
@@ -188,6 +190,11 @@ class TapStore:
             raise UsageError(
                 f"layer {layer} cannot be sealed: it is sealed already or not in the plan of "
                 f"{len(self._plan.layer_bytes)} layers"
+            )
+        if wave is not None and wave + 1 != waves:
+            raise UsageError(
+                f"layer {layer} holds {waves - 1} waves, so wave {wave} (from 0) cannot be added; "
+                f"wave {waves - 1} is due"
             )
         facts = {name: gram.facts(name) for name, gram in grams.items()}
         counts = _checked_shapes(layer, grams, rows, facts)

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from leadline.core.atomic import explained_os_errors
 from leadline.core.canonical import sha256_file
 from leadline.core.errors import LeadlineError
 from leadline.tap.facts import GramFacts
@@ -116,7 +117,9 @@ def _check_list(path: Path, manifest: Manifest, *, allow_partial: bool) -> Itera
 
 
 def _check_layer(file: LayerFile, entry: LayerEntry, manifest: Manifest) -> Iterator[str]:
-    if sha256_file(file.path) != entry.sha256:
+    with explained_os_errors(file.path, "read"):
+        found = sha256_file(file.path)
+    if found != entry.sha256:
         yield f"{entry.file} is not the file that was sealed: its sha256 differs"
         return
     if set(entry.rows) != set(file.facts):
