@@ -14,10 +14,6 @@ from leadline.core.errors import DataError
 GENERATION = 1
 """Rises whenever the same inputs would give other sums, so that old Grams can be told."""
 
-SCHEDULES = ("wave", "step", "mixed")
-TARGETS = ("experts", "linear", "all")
-GATE_UP = ("pooled", "expert")
-
 _OPTIONAL = ("max_document_tokens", "first_expert", "end_expert")
 
 

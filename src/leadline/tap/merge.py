@@ -28,7 +28,7 @@ from leadline.tap.store import StorePlan, TapStore, planned_layer_bytes
 from leadline.tap.union import CorpusTaps, corpora
 
 OnMerged = Callable[[int, int], None]
-"""Called with layers merged and layers in all."""
+"""Called with bytes merged and bytes in all, as planned."""
 
 _MAY_DIFFER = frozenset(
     {
@@ -82,17 +82,22 @@ def merge_taps(
     notes = _joined_notes(sides)
     ordered = tuple(parts[digest] for digest in sorted(parts))
     with TapStore.open(out, key, plan, parts=ordered) as store:
-        for number, layer in enumerate(layers):
+        done_bytes, total_bytes = 0, sum(plan.layer_bytes.values())
+        for layer in layers:
             if layer not in store.sealed:
                 own = [item.note for item in notes if item.layer == layer]
+                # A damaged sum would be sealed anew under a hash of its own.
+                for side in sides:
+                    side.verify_layer(layer)
                 _merge_layer(store, sides, layer, own)
+            done_bytes += plan.layer_bytes[layer]
             if on_progress is not None:
-                on_progress(number + 1, len(layers))
+                on_progress(done_bytes, total_bytes)
         store.add_notes([item.note for item in notes if item.layer is None])
-        store.finish({"merged_corpora": len(key_corpora(sides)), "merged_taps": len(parts)})
+        store.finish({"merged_corpora": len(_all_corpora(sides)), "merged_taps": len(parts)})
     return MergeResult(
         taps=len(paths),
-        corpora=len(key_corpora(sides)),
+        corpora=len(_all_corpora(sides)),
         layers=len(layers),
         documents=key.documents,
         tokens=key.tokens,
@@ -100,7 +105,7 @@ def merge_taps(
     )
 
 
-def key_corpora(sides: Sequence[CorpusTaps]) -> frozenset[str]:
+def _all_corpora(sides: Sequence[CorpusTaps]) -> frozenset[str]:
     """Digests of every corpus in the merge."""
     return frozenset().union(*(side.corpora for side in sides))
 
@@ -166,7 +171,7 @@ def _difference_in_layer(first: CorpusTaps, other: CorpusTaps, layer: int) -> st
 def _merged_key(sides: Sequence[CorpusTaps]) -> TapKey:
     keys = [side.key for side in sides]
     tokenizers = {key.tokenizer_digest for key in keys} - {""}
-    digests = sorted(key_corpora(sides))
+    digests = sorted(_all_corpora(sides))
     return replace(
         keys[0],
         tokenizer_digest=min(tokenizers, default=""),
@@ -214,15 +219,15 @@ def _merge_layer(
     store: TapStore, sides: Sequence[CorpusTaps], layer: int, notes: Sequence[Note]
 ) -> None:
     facts = sides[0].facts[layer]
-    rows = {name: sum_rows([side.rows(layer, name) for side in sides]) for name in facts}
+    rows = {name: _sum_rows([side.rows(layer, name) for side in sides]) for name in facts}
     blocks = [array_block(ROWS_PREFIX + name, count) for name, count in rows.items()]
     blocks += [_sum_block(sides, layer, name) for name in facts]
     store.seal_blocks(layer, facts, blocks, rows, notes)
 
 
-def sum_rows(counts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+def _sum_rows(counts: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
     """Row counts of several taps of the same Gram, added."""
-    return np.sum(np.stack(counts), axis=0, dtype=np.int64)
+    return np.asarray(np.sum(np.stack(counts), axis=0, dtype=np.int64))
 
 
 def _sum_block(sides: Sequence[CorpusTaps], layer: int, name: str) -> Block:

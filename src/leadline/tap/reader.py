@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leadline.core.atomic import explained_os_errors
+from leadline.core.canonical import sha256_file
 from leadline.core.errors import DataError, IntegrityError, UsageError
 from leadline.core.notes import Note
 from leadline.tap.facts import EXPERT_FIELD, GramFacts, GramUser
@@ -148,6 +149,22 @@ class GramReader:
         if layer not in self._files:
             self._files[layer] = open_sealed(self._folder, self._manifest, layer)
         return self._files[layer]
+
+    def verify_layer(self, layer: int) -> None:
+        """Hold the bytes of one layer's file against the hash it was sealed with.
+
+        Raises:
+            IntegrityError: they differ.
+        """
+        entry = self._manifest.entry(layer)
+        path = self.layer_file(layer).path
+        with explained_os_errors(path, "read"):
+            found = sha256_file(path)
+        if entry is None or found != entry.sha256:
+            raise IntegrityError(
+                f"{path} is not the file that was sealed: its sha256 differs; run the tap again to "
+                "make this layer anew, after removing the file"
+            )
 
     def verify(self) -> "TapReport":
         """Read every byte again and hold it against what was sealed.

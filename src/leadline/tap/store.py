@@ -172,30 +172,24 @@ class TapStore:
         notes: Sequence[Note] = (),
         *,
         wave: int | None = None,
-    ) -> None:
-        """Store the next wave of a layer's Grams, with the rows that are in each.
+    ) -> bool:
+        """Store a wave of a layer's Grams, with the rows that are in each.
 
         *rows* has the names of *grams*: a scalar for a single Gram, else int64 [experts].
-        The arrays are not modified and not kept. *wave*, from 0, says which wave it is.
+        The arrays are not modified and not kept. *wave*, from 0, may be left out where the
+        corpus passes in one. Returns false where the layer holds that wave already.
 
         Raises:
             NonFiniteStateError: a Gram holds NaN or Inf; layer, Gram and expert are named.
             IntegrityError: rows are not what the corpus must give.
             DiskSpaceError: the disk is full; the layer leaves no trace.
-            UsageError: the layer is not in the plan, sealed already, or another wave is due.
+            UsageError: the layer is not in the plan, or an earlier wave is due.
         """
         key = self._manifest.key
-        waves = self.waves_sealed(layer) + 1
-        if layer not in self._plan.layer_bytes or waves > key.num_waves:
-            raise UsageError(
-                f"layer {layer} cannot be sealed: it is sealed already or not in the plan of "
-                f"{len(self._plan.layer_bytes)} layers"
-            )
-        if wave is not None and wave + 1 != waves:
-            raise UsageError(
-                f"layer {layer} holds {waves - 1} waves, so wave {wave} (from 0) cannot be added; "
-                f"wave {waves - 1} is due"
-            )
+        done = self.waves_sealed(layer)
+        if not self._is_due(layer, done, wave):
+            return False
+        waves = done + 1
         facts = {name: gram.facts(name) for name, gram in grams.items()}
         counts = _checked_shapes(layer, grams, rows, facts)
         before = self._sums_so_far(layer, facts)
@@ -208,6 +202,7 @@ class TapStore:
         blocks = [array_block(ROWS_PREFIX + name, count) for name, count in counts.items()]
         blocks += [_gram_block(name, gram, before) for name, gram in grams.items()]
         self._write(layer, waves, facts, blocks, counts, notes)
+        return True
 
     def seal_blocks(
         self,
@@ -258,6 +253,21 @@ class TapStore:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _is_due(self, layer: int, done: int, wave: int | None) -> bool:
+        """Whether *wave* is the next of a layer that holds *done* of them."""
+        num_waves = self._manifest.key.num_waves
+        if wave is None and num_waves > 1:
+            raise ValueError(f"layer {layer}: say which of the {num_waves} waves is sealed")
+        due = 0 if wave is None else wave
+        if layer in self._plan.layer_bytes and due < done:
+            return False
+        if layer in self._plan.layer_bytes and due == done < num_waves:
+            return True
+        raise UsageError(
+            f"wave {due} (from 0) of layer {layer} cannot be sealed: the layer holds {done} of "
+            f"{num_waves} waves, and the plan has the layers {sorted(self._plan.layer_bytes)}"
+        )
 
     def _sums_so_far(self, layer: int, facts: Mapping[str, GramFacts]) -> LayerFile | None:
         entry = self._manifest.entry(layer)

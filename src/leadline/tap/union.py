@@ -62,6 +62,16 @@ class CorpusTaps:
         """The taps, in an order that does not depend on how they were given."""
         return tuple(self._readers)
 
+    def verify_layer(self, layer: int) -> None:
+        """Hold the files of a layer against the hashes they were sealed with.
+
+        Raises:
+            IntegrityError: one differs.
+        """
+        for reader in self._readers:
+            if layer in reader.layers:
+                reader.verify_layer(layer)
+
     def rows(self, layer: int, name: str) -> NDArray[np.int64]:
         """Row counts of all experts, or of the single Gram."""
         pieces = self._pieces[layer][name]
@@ -135,7 +145,8 @@ def _union_facts(layer: int, name: str, files: list[LayerFile]) -> GramFacts:
         if same != first:
             raise UsageError(
                 f"{place(layer, first)} differs between {files[0].path.parent} and "
-                f"{file.path.parent} in its features, experts or users; only taps of one model merge"
+                f"{file.path.parent} in its features, experts or "
+                "users; only taps of one model can be merged"
             )
     if first.num_experts is None:
         _refuse_same_single(layer, name, files)

@@ -1,0 +1,13 @@
+"""`leadline tap`: Grams of a model's inputs, from recording to other programs."""
+
+import typer
+
+from leadline.cli import tap_store
+
+app = typer.Typer(
+    help="Record, verify, merge and export the Grams that GPTQ needs.", no_args_is_help=True
+)
+
+app.command()(tap_store.verify)
+app.command()(tap_store.export)
+app.command()(tap_store.merge)
