@@ -54,14 +54,19 @@ class DirectFile:
         """
         start = position = page_floor(begin)
         while position < end:
-            count = self._read_once(into[position - start :], position)
-            reached = position + count
+            direct = self.is_direct
+            reached = position + self._read_once(into[position - start :], position)
             if reached < end:
-                self._refuse_if_short(begin, end)
-                # O_DIRECT goes on from whole pages only.
-                reached = page_floor(reached)
-                if reached <= position:
-                    self._refuse_short(begin, end, position + count)
+                found = self._size()
+                if found < end:
+                    self._refuse_short(begin, end, found)
+                if direct:
+                    # O_DIRECT goes on from whole pages only; where that leads nowhere, give it up.
+                    reached = page_floor(reached)
+                    if reached <= position:
+                        self._give_up_direct()
+                elif reached == position:
+                    self._refuse_short(begin, end, reached)
             position = reached
         if not self.is_direct:
             self._forget(start, position - start)
@@ -84,11 +89,14 @@ class DirectFile:
         except IndexError:
             raise ValueError(f"{self.path} is closed") from None
         # Some file systems take the flag and refuse the read.
+        self._give_up_direct()
+        return self._read_once(into, position)
+
+    def _give_up_direct(self) -> None:
         with self._lock:
             if self.is_direct:
                 self._open_buffered()
                 self.is_direct = False
-        return self._read_once(into, position)
 
     def _open_direct(self) -> bool:
         flag = getattr(os, "O_DIRECT", 0)
@@ -118,10 +126,8 @@ class DirectFile:
                 self._descriptors[-1], start, page_ceil(num_bytes), os.POSIX_FADV_DONTNEED
             )
 
-    def _refuse_if_short(self, begin: int, end: int) -> None:
-        found = os.fstat(self._descriptors[-1]).st_size
-        if found < end:
-            self._refuse_short(begin, end, found)
+    def _size(self) -> int:
+        return os.fstat(self._descriptors[-1]).st_size
 
     def _refuse_short(self, begin: int, end: int, found: int) -> None:
         raise IntegrityError(

@@ -10,6 +10,7 @@ Shapes: N tokens, k experts a token, E experts, R = N * k rows, H hidden, I expe
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
@@ -173,7 +174,7 @@ def grouped_product(rows: Tensor, weight: Tensor, offsets: Tensor) -> Tensor:
         return F.grouped_mm(rows, weight, offs=offsets[1:])
     out = rows.new_zeros(rows.shape[0], weight.shape[-1])
     bounds = offsets.tolist()
-    for group, (begin, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for group, (begin, end) in enumerate(pairwise(bounds)):
         if end > begin:
             torch.mm(rows[begin:end], weight[group], out=out[begin:end])
     return out

@@ -12,7 +12,7 @@ only choose the list.
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -66,8 +66,8 @@ class PassListener(Protocol):
     def experts(self, layer: int, module: str) -> ExpertRows | None:
         """Whom to tell the rows of an experts module."""
 
-    def linear(self, layer: int, module: str, rows: Tensor) -> None:
-        """Input [N, K] of a linear projection, counted rows only."""
+    def linear(self, layer: int, module: str, rows: Tensor, source: Tensor) -> None:
+        """Counted rows [N, K] of *source*, the input of a linear projection."""
 
     def wants_linears(self) -> bool:
         """Whether `linear` is to be called."""
@@ -75,11 +75,18 @@ class PassListener(Protocol):
     def chunk_done(self, layer: int, index: int, hidden: Tensor) -> None:
         """Residual stream [B, T, C] of chunk *index* behind *layer*, on the device."""
 
+    def stage_begins(self, layer: int, stage: int) -> None:
+        """The weights are in place and no chunk has crossed yet."""
+
     def stage_done(self, layer: int, stage: int) -> None:
         """Every chunk has crossed a stage (a group of experts) of *layer*."""
 
-    def layer_done(self, layer: int) -> None:
-        """Every chunk has crossed *layer*; raise to stop the pass."""
+    def layer_done(self, layer: int, residuals: Iterator[Tensor]) -> None:
+        """Every chunk has crossed *layer*; raise to stop the pass.
+
+        *residuals*: residual stream of every chunk in order, read lazily; none are left
+        behind the last layer.
+        """
 
 
 @dataclass(kw_only=True, slots=True)
@@ -94,7 +101,9 @@ class _Run:
     """Flat indices of the counted rows among B * T; None: all."""
     layer: int = -1
     greenlet: Any = None
-    embedded: Tensor | None = field(default=None)
+    embedded: Tensor | None = None
+    waiting: Tensor | None = None
+    """What stands for its residual stream while it waits for the next layer."""
 
 
 class LayerPass:
@@ -172,6 +181,7 @@ class LayerPass:
         stages = self._weights.groups(layer)
         for stage in range(len(stages)):
             self._weights.acquire(layer, stage)
+            self._listener.stage_begins(layer, stage)
             for run, following in zip(runs, [*runs[1:], None], strict=True):
                 if following is not None and stage == 0:
                     self._residuals.prefetch(following.index)
@@ -180,7 +190,19 @@ class LayerPass:
                 self._expect(run, layer, stage, len(stages))
             self._listener.stage_done(layer, stage)
             self._weights.release(layer, stage)
-        self._listener.layer_done(layer)
+        self._listener.layer_done(layer, self._waiting(layer, runs))
+
+    def _waiting(self, layer: int, runs: Sequence[_Run]) -> Iterator[Tensor]:
+        assert self._residuals is not None
+        if layer == self._skeleton.num_layers - 1:
+            return iter(())
+
+        def standing_in(index: int) -> Tensor:
+            waiting = runs[index].waiting
+            assert waiting is not None
+            return waiting
+
+        return self._residuals.states(standing_in)
 
     def _expect(self, run: _Run, layer: int, stage: int, num_stages: int) -> None:
         last = layer == self._skeleton.num_layers - 1
@@ -211,7 +233,7 @@ class LayerPass:
         with ExitStack() as stack:
             for index, layer in enumerate(skeleton.layers):
                 if index < self._start:
-                    stack.enter_context(_replaced(layer, "forward", _pass_through))
+                    stack.enter_context(replaced(layer, "forward", _pass_through))
                     continue
                 before = layer.register_forward_pre_hook(self._before(index), with_kwargs=True)
                 after = layer.register_forward_hook(self._after(index))
@@ -219,13 +241,13 @@ class LayerPass:
                 stack.callback(after.remove)
                 for name, module in skeleton.experts(index).items():
                     call = self._experts_call(index, name)
-                    stack.enter_context(_replaced(module, "_leadline_call", call))
+                    stack.enter_context(replaced(module, "_leadline_call", call))
                 if self._listener.wants_linears():
                     for name, linear in skeleton.linears(index).items():
                         hook = linear.register_forward_pre_hook(self._linear(index, name))
                         stack.callback(hook.remove)
             table = skeleton.body.get_input_embeddings()  # type: ignore[operator]
-            stack.enter_context(_replaced(table, "forward", self._embedding))
+            stack.enter_context(replaced(table, "forward", self._embedding))
             yield
 
     def _embedding(self, ids: Tensor) -> Tensor:
@@ -256,7 +278,9 @@ class LayerPass:
                         f"{type(self._skeleton.model).__name__} called decoder layer {layer} "
                         f"after layer {run.layer}; a layer pass cannot take it"
                     )
+                run.waiting = hidden_argument(args, kwargs)
                 self._main.switch()
+                run.waiting = None
             run.layer = layer
             hidden = self._residuals.fetch(run.index, hidden_argument(args, kwargs))
             if args:
@@ -310,7 +334,7 @@ class LayerPass:
                         f"{tokens} tokens; use --targets experts for this family"
                     )
                 rows = rows[run.flat]
-            self._listener.linear(layer, module, rows)
+            self._listener.linear(layer, module, rows, args[0])
 
         return hook
 
@@ -320,7 +344,7 @@ def _pass_through(*args: Any, **kwargs: Any) -> Any:
 
 
 @contextmanager
-def _replaced(module: nn.Module, name: str, value: Any) -> Iterator[None]:
+def replaced(module: nn.Module, name: str, value: Any) -> Iterator[None]:
     """*value* as an instance attribute, in front of the class's own."""
     object.__setattr__(module, name, value)
     try:

@@ -6,7 +6,7 @@ their turn, on streams of their own. Never on disk while a pass runs: once memor
 the residuals of half a layer's weight bytes, reading the weights again is cheaper.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -30,6 +30,7 @@ class ResidualStore:
         self, host: Sequence[Tensor | None], *, device: torch.device, dtype: torch.dtype
     ) -> None:
         self._slots = [_Slot(host=memory) for memory in host]
+        self._kept: dict[int, Tensor] = {}
         self._device = device
         self._dtype = dtype
         on_cuda = device.type == "cuda"
@@ -72,7 +73,7 @@ class ResidualStore:
         """Hidden states of micro-batch *index* on the device; *standing_in* is what park gave."""
         slot = self._slots[index]
         if slot.host is None:
-            return standing_in
+            return self._kept.pop(index, standing_in)
         if self._in is None:
             # The next layer may write into its input's memory; the slot is its only copy.
             return self._host_view(slot).to(self._device, copy=True)
@@ -84,6 +85,19 @@ class ResidualStore:
         stream.wait_event(done)
         fresh.record_stream(stream)
         return fresh
+
+    def restore(self, hidden: Iterable[Tensor]) -> None:
+        """Put residuals of an earlier run in place, one micro-batch after another."""
+        for index, (slot, saved) in enumerate(zip(self._slots, hidden, strict=True)):
+            placed = self.park(index, saved.to(self._device))
+            if slot.host is None:
+                self._kept[index] = placed
+
+    def states(self, standing_in: Callable[[int], Tensor]) -> Iterator[Tensor]:
+        """Residuals of every micro-batch, in order; *standing_in* is what `park` gave for each."""
+        self.drain()
+        for index, slot in enumerate(self._slots):
+            yield standing_in(index) if slot.host is None else self._host_view(slot)
 
     def drain(self) -> None:
         """Wait until everything parked has arrived in host memory."""

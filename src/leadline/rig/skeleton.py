@@ -129,6 +129,7 @@ def build_skeleton(
             experts_implementation=EXPERTS_IMPLEMENTATION,
         )
     model.eval().requires_grad_(False)
+    _keep_in_fp32(model)
     _compute_buffers(model, device)
     body_name, body, layers_name, layers = _find_layers(model)
     return Skeleton(
@@ -155,6 +156,20 @@ def read_config(checkpoint: Path) -> Any:
         raise UsageError(
             f"transformers cannot read {checkpoint / 'config.json'}: {first}"
         ) from error
+
+
+def _keep_in_fp32(model: Any) -> None:
+    """Widen what the family says must stay in fp32, as `from_pretrained` does."""
+    patterns = getattr(model, "_keep_in_fp32_modules_strict", None) or ()
+    for module_name, module in model.named_modules():
+        for kind in (module._parameters, module._buffers):
+            for name, value in kind.items():
+                full = f"{module_name}.{name}"
+                narrow = value is not None and value.dtype == torch.bfloat16
+                if narrow and any(pattern in full for pattern in patterns):
+                    wide = value.to(torch.float32)
+                    keep = isinstance(value, nn.Parameter)
+                    kind[name] = nn.Parameter(wide, requires_grad=False) if keep else wide
 
 
 def _compute_buffers(model: Any, device: torch.device) -> None:

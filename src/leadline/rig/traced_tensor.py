@@ -36,13 +36,13 @@ class TracedTensor(Tensor):
         made._meta = meta
         return made
 
-    def __repr__(self, **options: Any) -> str:
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         """Shape and number of fragments; there are no contents."""
-        del options
+        del tensor_contents
         return f"TracedTensor({tuple(self.shape)}, {len(self.fragments)} fragments)"
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls,
         func: Any,
         types: Iterable[type],

@@ -1,0 +1,153 @@
+"""The checkpoint and corpus of a tap, opened and measured; no weight is read."""
+
+from dataclasses import dataclass
+
+import psutil
+import torch
+
+from leadline.core.errors import UsageError
+from leadline.rig.checkpoint import Checkpoint
+from leadline.rig.layout import ModelLayout, map_checkpoint
+from leadline.rig.plan import Budgets, TapSizes
+from leadline.rig.sizes import ModelSizes, measure_sizes
+from leadline.rig.skeleton import Skeleton, build_skeleton
+from leadline.tap.corpus import Corpus, open_corpus
+from leadline.tap.gram_tap import Targets
+from leadline.tap.options import RecordOptions
+from leadline.tap.published import planned_grams
+from leadline.tap.store import planned_layer_bytes
+from leadline.tap.triangle import packed_length
+
+DEFAULT_SHARE = 4
+"""Without a flag the host pool takes one part in so many of the free memory."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Model:
+    """A checkpoint as the rig sees it."""
+
+    checkpoint: Checkpoint
+    skeleton: Skeleton
+    layout: ModelLayout
+    sizes: ModelSizes
+    tables: frozenset[str]
+    """Full names of gather tables, placed apart from their layers."""
+    device: torch.device
+
+
+def open_model(options: RecordOptions) -> Model:
+    """Open and map the checkpoint.
+
+    Raises:
+        UsageError: an architecture or device that cannot be; DataError, IntegrityError:
+            a checkpoint that is not whole.
+    """
+    device = choose_device(options.device)
+    checkpoint = Checkpoint.open(options.checkpoint)
+    skeleton = build_skeleton(
+        options.checkpoint, dtype=getattr(torch, options.dtype), device=device
+    )
+    layout = map_checkpoint(skeleton.model, checkpoint)
+    tables = frozenset(
+        f"{skeleton.layer_name(layer)}.{name}.weight"
+        for layer in range(skeleton.num_layers)
+        for name in skeleton.gather_tables(layer)
+    )
+    return Model(
+        checkpoint=checkpoint,
+        skeleton=skeleton,
+        layout=layout,
+        sizes=measure_sizes(skeleton, layout, checkpoint.total_bytes, tables),
+        tables=tables,
+        device=device,
+    )
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is the first CUDA device, else the CPU."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise UsageError(f"--device {name}: no CUDA device is visible; use --device cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def budgets_of(options: RecordOptions, device: torch.device) -> Budgets:
+    """Budgets as given; else nine tenths of the free device and a quarter of the free memory."""
+    free = psutil.virtual_memory().available
+    if options.vram_mib is not None:
+        device_bytes = options.vram_mib * 2**20
+    elif device.type == "cuda":
+        device_bytes = torch.cuda.mem_get_info(device)[0] * 9 // 10
+    else:
+        device_bytes = free // DEFAULT_SHARE
+    pool = options.host_pool_mib
+    return Budgets(
+        device_bytes=device_bytes,
+        pool_bytes=free // DEFAULT_SHARE if pool is None else pool * 2**20,
+    )
+
+
+def targets_of(options: RecordOptions, skeleton: Skeleton) -> Targets:
+    """What is tapped.
+
+    Raises:
+        UsageError: experts of a dense model.
+    """
+    targets = Targets.from_names(options.targets, options.gate_up)
+    has_experts = any(skeleton.experts(layer) for layer in range(skeleton.num_layers))
+    if options.targets == "experts" and not has_experts:
+        raise UsageError(
+            f"{skeleton.config.model_type} has no routed experts; use --targets linear"
+        )
+    return targets
+
+
+def layer_plan(skeleton: Skeleton, targets: Targets) -> dict[int, dict[str, tuple[int, int | None]]]:
+    """Features and experts of each Gram, by layer; layers with nothing to tap are left out."""
+    plans = {
+        layer: planned_grams(
+            skeleton,
+            layer,
+            experts=targets.experts,
+            linears=targets.linears,
+            gate_up_per_expert=targets.gate_up_per_expert,
+        )
+        for layer in range(skeleton.num_layers)
+    }
+    return {layer: plan for layer, plan in plans.items() if plan}
+
+
+def tap_sizes(plans: dict[int, dict[str, tuple[int, int | None]]], device: torch.device) -> TapSizes:
+    """Memory and files of the Grams; float64 sums on the CPU, float32 elsewhere."""
+    itemsize = 8 if device.type == "cpu" else 4
+    single = grouped = packed = store = 0
+    for plan in plans.values():
+        alone = sum(k * k * itemsize for k, experts in plan.values() if experts is None)
+        each = sum(k * k * itemsize for k, experts in plan.values() if experts is not None)
+        single, grouped = max(single, alone), max(grouped, each)
+        numbers = sum(packed_length(k) * (experts or 1) for k, experts in plan.values())
+        packed = max(packed, 4 * numbers)
+        store += planned_layer_bytes(plan)
+    return TapSizes(
+        gram_bytes=single,
+        gram_bytes_per_expert=grouped,
+        packed_bytes=packed,
+        store_bytes=store,
+    )
+
+
+def corpus_of(options: RecordOptions, model: Model) -> Corpus:
+    """The corpus in the model's tokens."""
+    config = model.skeleton.config
+    return open_corpus(
+        options.corpus,
+        options.checkpoint,
+        vocab_size=config.vocab_size,
+        max_document_tokens=options.max_document_tokens,
+        max_positions=getattr(config, "max_position_embeddings", None),
+        text_field=options.text_field,
+    )
