@@ -11,7 +11,7 @@ from leadline.cli.output import JsonOption, data, print_json, talk
 from leadline.core.units import format_bytes
 
 if TYPE_CHECKING:
-    from leadline.tap.record import TapProgress
+    from leadline.tap.progress import TapProgress
 
 
 def record(

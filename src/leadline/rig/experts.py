@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 EXPERTS_IMPLEMENTATION = "leadline"
+WIDE_TOKENS = 1024
+"""Tokens whose rows are weighted in fp32 at once."""
 
 
 class ExpertRows(Protocol):
@@ -95,12 +97,27 @@ def _group(
     out = _grouped_linear(experts, "down_proj", inner, order)
     if getattr(experts, "has_post_expert_norm", False):
         out = experts.post_expert_norm(out)
-    out = out * weights.reshape(-1)[order.slots].unsqueeze(-1)
     if not whole:  # rows of absent experts were left unwritten by the grouped product
-        out = out.masked_fill((order.sorted_ids == len(group)).unsqueeze(-1), 0.0)
+        out = out.masked_fill_((order.sorted_ids == len(group)).unsqueeze(-1), 0.0)
     back = torch.empty_like(order.slots)
     back[order.slots] = torch.arange(order.slots.numel(), device=out.device)
-    return out[back].view(*ids.shape, -1).sum(dim=1)
+    return combine(out, back.view(ids.shape), weights)
+
+
+def combine(out: Tensor, back: Tensor, weights: Tensor) -> Tensor:
+    """Weighted sum over each token's k rows: *out* [R, H] at *back* [N, k] to [N, H].
+
+    Products and sums are exact to fp32 whatever the dtype of *out*; a batched product
+    does it without a weighted copy of all rows.
+    """
+    if weights.dtype == out.dtype:
+        return torch.bmm(weights.unsqueeze(1), out[back]).squeeze(1)
+    # Routing weights wider than the rows: in pieces, because the products are wide too.
+    parts = [
+        (out[rows] * share.unsqueeze(-1)).sum(dim=1)
+        for rows, share in zip(back.split(WIDE_TOKENS), weights.split(WIDE_TOKENS), strict=True)
+    ]
+    return torch.cat(parts)
 
 
 def _tell_input(call: ExpertsCall, listener: ExpertRows, x: Tensor, *, first: bool) -> None:

@@ -107,11 +107,11 @@ def _expert_bytes(whole: Unit, experts: set[str], num_experts: int) -> int:
 
 
 def activation_bytes(skeleton: Skeleton) -> int:
-    """Working memory of one token: the larger of attention and feed-forward.
+    """Working memory of one token inside the layer that needs most.
 
-    The routed part counts, for each of its k rows, the sorted input, the first
-    projection, its gated half, the output and its weighted copy, twice in fp32 where
-    the routing weights are; plus four residual streams for norms and additions.
+    Routed experts keep two of these at a time for each of a token's k rows: sorted
+    input, first projection, gated half, output, output in the tokens' order. Dense
+    projections keep their outputs; norms and additions six residual streams.
     """
     itemsize = skeleton.dtype.itemsize
     config = skeleton.config
@@ -125,7 +125,7 @@ def activation_bytes(skeleton: Skeleton) -> int:
             width = module.down_proj.numel() // module.num_experts // hidden
             first = (2 if module.has_gate else 1) * width
             top_k = getattr(config, "num_experts_per_tok", None) or getattr(config, "top_k", 1)
-            routed += top_k * ((2 * hidden + first + 2 * width) * itemsize + 2 * hidden * 4)
+            routed += top_k * itemsize * max(2 * hidden, hidden + first, first + 2 * width)
         most = max(most, dense + routed)
     return most + 6 * skeleton.residual_width() * itemsize
 

@@ -127,9 +127,7 @@ def build_unit(
             for place in _place(name, piece.source, piece.view(meta), meta, experts)
         )
         shape = tuple(meta.shape) if experts is None else (len(experts), *meta.shape[1:])
-        tensor = UnitTensor(
-            name=name, shape=shape, dtype=meta.dtype, offset=offset, places=places
-        )
+        tensor = UnitTensor(name=name, shape=shape, dtype=meta.dtype, offset=offset, places=places)
         tensors.append(tensor)
         offset += -(-tensor.num_bytes // ALIGNMENT) * ALIGNMENT
     return Unit(

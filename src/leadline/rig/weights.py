@@ -241,7 +241,9 @@ class WeightStream:
         return tensors
 
     def _extents(self, index: int, unit: Unit) -> list[Extent]:
-        wanted = Landing(unit, torch.empty(unit.num_bytes, dtype=torch.uint8, device="meta")).wanted()
+        wanted = Landing(
+            unit, torch.empty(unit.num_bytes, dtype=torch.uint8, device="meta")
+        ).wanted()
         extents: list[Extent] = []
         for shard, ranges in wanted.items():
             pieces = [

@@ -34,6 +34,7 @@ from leadline.tap.subject import (
     Model,
     budgets_of,
     corpus_of,
+    kept_result,
     layer_plan,
     open_model,
     tap_sizes,
@@ -85,9 +86,10 @@ def record(options: RecordOptions, report: Report) -> dict[str, Any]:
     )
     footprint = Footprint(model.device)
     with TapStore.open(options.out, key, store_plan) as store:
-        if not store.complete:
-            _Waves(options, model, corpus, targets, plan, store, footprint, report, started).run()
-        return dict(store.manifest.result)
+        if store.complete:
+            return kept_result(store)
+        waves = _Waves(options, model, corpus, targets, plan, store, footprint, report, started)
+        return waves.run()
 
 
 def tap_key(options: RecordOptions, model: Model, corpus: Corpus, plan: WavePlan) -> TapKey:
@@ -145,7 +147,7 @@ class _Waves:
         self._chunk_tokens: list[int] = []
         self._crossed = 0
 
-    def run(self) -> None:
+    def run(self) -> dict[str, Any]:
         """Waves that are not sealed yet, then the result."""
         model, plan = self._model, self._plan
         pinned = model.device.type == "cuda"
@@ -176,8 +178,10 @@ class _Waves:
                     self._sealer.wait()
                 finally:
                     self._sealer.close()
-        self._store.finish(self._result())
+        result = self._result()
+        self._store.finish(result)
         self._checkpoints.clear()
+        return result
 
     def _parts(self, book: UnitBook, pool: HostPool) -> WaveParts:
         plan, device = self._plan, self._model.device
@@ -188,9 +192,7 @@ class _Waves:
             ]
         }
         if plan.experts_per_group:
-            pools[REST_POOL] = [
-                torch.empty(plan.rest_slot_bytes, dtype=torch.uint8, device=device)
-            ]
+            pools[REST_POOL] = [torch.empty(plan.rest_slot_bytes, dtype=torch.uint8, device=device)]
         return WaveParts(
             skeleton=self._model.skeleton,
             layout=self._model.layout,
@@ -214,9 +216,7 @@ class _Waves:
         total = max(most, default=0) * self._model.sizes.residual_bytes
         return [pool.take(total)] if total else []
 
-    def _run_wave(
-        self, wave: int, parts: WaveParts, tap: GramTap, parking: list[Tensor]
-    ) -> None:
+    def _run_wave(self, wave: int, parts: WaveParts, tap: GramTap, parking: list[Tensor]) -> None:
         layers = range(self._model.skeleton.num_layers)
         unsealed = [
             layer
@@ -315,15 +315,15 @@ class _Waves:
             "tokens": self._corpus.num_tokens,
             "documents": len(self._corpus.documents),
             "layers": model.skeleton.num_layers,
-            "seconds": f"{seconds:.3f}",
-            "tok_s": f"{self._corpus.num_tokens / seconds:.1f}",
+            "seconds": round(seconds, 3),
+            "tok_s": round(self._corpus.num_tokens / seconds, 1),
             "checkpoint_bytes": model.checkpoint.total_bytes,
             "bytes_read": self._counters.bytes_wanted + self._counters.table_bytes,
             "bytes_from_disk": self._counters.bytes_from_disk
             + self._counters.table_bytes_from_disk,
             "direct_io": self._counters.direct,
             "planned_bytes": plan.bytes_to_read,
-            "waited_for_weights_s": f"{self._counters.waited_s:.3f}",
+            "waited_for_weights_s": round(self._counters.waited_s, 3),
             "peak_vram_bytes": self._footprint.peak_vram_bytes(),
             "peak_host_bytes": self._footprint.peak_host_bytes(),
             "vram_budget_bytes": plan.device_bytes,

@@ -20,7 +20,6 @@ from transformers import DynamicCache
 
 from leadline.core.errors import UsageError
 from leadline.core.notes import Note
-from leadline.core.units import format_bytes
 from leadline.rig.host_pool import HostPool
 from leadline.rig.layer_pass import Chunk, LayerPass
 from leadline.rig.layer_weights import MAIN_POOL, StreamedWeights, Tiers, UnitBook
@@ -42,6 +41,7 @@ from leadline.tap.subject import (
     Model,
     budgets_of,
     corpus_of,
+    kept_result,
     layer_plan,
     open_model,
     tap_sizes,
@@ -78,18 +78,11 @@ def record_steps(options: RecordOptions, report: Report) -> dict[str, Any]:
     )
     key = step_key(options, model, corpus, plan)
     with TapStore.open(options.out, key, store_plan) as store:
-        if not store.complete:
-            tap = GramTap(
-                model.skeleton,
-                targets,
-                device=model.device,
-                groups={
-                    layer: (range(sizes.num_experts),)
-                    for layer, sizes in enumerate(model.sizes.layers)
-                },
-            )
-            _Steps(options, model, corpus, plan, store, tap, report, started).run()
-        return dict(store.manifest.result)
+        if store.complete:
+            return kept_result(store)
+        groups = {x.layer: (range(x.num_experts),) for x in model.sizes.layers}
+        tap = GramTap(model.skeleton, targets, device=model.device, groups=groups)
+        return _Steps(options, model, corpus, plan, store, tap, report, started).run()
 
 
 def refuse_cut_recurrence(model: Model, plan: StepPlan) -> None:
@@ -165,7 +158,7 @@ class _Steps:
         self._crossed = 0
         self._step = 0
 
-    def run(self) -> None:
+    def run(self) -> dict[str, Any]:
         """Every step, then all seals and the result."""
         model, plan = self._model, self._plan
         lengths = [len(document) for document in self._corpus.documents]
@@ -201,7 +194,9 @@ class _Steps:
         for layer, grams in sorted(self._sums.items()):
             sealed, rows = sealed_grams(grams, layer, model.skeleton, model.layout)
             self._store.seal(layer, sealed, rows, self._notes.get(layer, ()))
-        self._store.finish(self._result(scheduler))
+        result = self._result(scheduler)
+        self._store.finish(result)
+        return result
 
     def _cross(
         self,
@@ -312,15 +307,15 @@ class _Steps:
             "tokens": self._corpus.num_tokens,
             "documents": len(self._corpus.documents),
             "layers": model.skeleton.num_layers,
-            "seconds": f"{seconds:.3f}",
-            "tok_s": f"{self._corpus.num_tokens / seconds:.1f}",
+            "seconds": round(seconds, 3),
+            "tok_s": round(self._corpus.num_tokens / seconds, 1),
             "checkpoint_bytes": model.checkpoint.total_bytes,
             "bytes_read": self._counters.bytes_wanted + self._counters.table_bytes,
             "bytes_from_disk": self._counters.bytes_from_disk
             + self._counters.table_bytes_from_disk,
             "direct_io": self._counters.direct,
             "planned_bytes": plan.bytes_to_read,
-            "waited_for_weights_s": f"{self._counters.waited_s:.3f}",
+            "waited_for_weights_s": round(self._counters.waited_s, 3),
             "peak_vram_bytes": self._footprint.peak_vram_bytes(),
             "peak_host_bytes": self._footprint.peak_host_bytes(),
             "vram_budget_bytes": plan.device_bytes,
@@ -332,7 +327,6 @@ class _Steps:
             "kv_tokens_total": plan.kv_tokens,
             "layers_on_device": len(plan.layers_on_device),
             "layers_in_pool": len(plan.layers_in_pool),
-            "sums": format_bytes(sum(p.numel() * 4 for g in self._sums.values() for p in g.packed.values())),
             "notes": [item.note.document for item in self._store.manifest.notes],
             "tap_dir": str(Path(self._options.out).resolve()),
         }

@@ -1,6 +1,7 @@
 """The checkpoint and corpus of a tap, opened and measured; no weight is read."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import psutil
 import torch
@@ -15,7 +16,7 @@ from leadline.tap.corpus import Corpus, open_corpus
 from leadline.tap.gram_tap import Targets
 from leadline.tap.options import RecordOptions
 from leadline.tap.published import planned_grams
-from leadline.tap.store import planned_layer_bytes
+from leadline.tap.store import TapStore, planned_layer_bytes
 from leadline.tap.triangle import packed_length
 
 DEFAULT_SHARE = 4
@@ -106,7 +107,9 @@ def targets_of(options: RecordOptions, skeleton: Skeleton) -> Targets:
     return targets
 
 
-def layer_plan(skeleton: Skeleton, targets: Targets) -> dict[int, dict[str, tuple[int, int | None]]]:
+def layer_plan(
+    skeleton: Skeleton, targets: Targets
+) -> dict[int, dict[str, tuple[int, int | None]]]:
     """Features and experts of each Gram, by layer; layers with nothing to tap are left out."""
     plans = {
         layer: planned_grams(
@@ -121,7 +124,9 @@ def layer_plan(skeleton: Skeleton, targets: Targets) -> dict[int, dict[str, tupl
     return {layer: plan for layer, plan in plans.items() if plan}
 
 
-def tap_sizes(plans: dict[int, dict[str, tuple[int, int | None]]], device: torch.device) -> TapSizes:
+def tap_sizes(
+    plans: dict[int, dict[str, tuple[int, int | None]]], device: torch.device
+) -> TapSizes:
     """Memory and files of the Grams; float64 sums on the CPU, float32 elsewhere."""
     itemsize = 8 if device.type == "cpu" else 4
     single = grouped = packed = store = 0
@@ -151,3 +156,11 @@ def corpus_of(options: RecordOptions, model: Model) -> Corpus:
         max_positions=getattr(config, "max_position_embeddings", None),
         text_field=options.text_field,
     )
+
+
+def kept_result(store: TapStore) -> dict[str, Any]:
+    """Result of a tap that was complete before; decimal strings are numbers again."""
+    result: dict[str, Any] = dict(store.manifest.result)
+    for name in ("seconds", "tok_s", "waited_for_weights_s"):
+        result[name] = float(result[name])
+    return result
