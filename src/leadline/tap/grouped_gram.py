@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from leadline.tap.gram_blocks import BLOCK, GramBlocks
+from leadline.tap.gram_blocks import GramBlocks
 
 CHUNK_ROWS = 2048  # derived: 128 truncating additions lose under 3e-6 of an all-positive sum
 MIN_LANE_ROWS = 512  # derived: fewer rows a tile are dominated by reading and writing the tile
@@ -31,25 +31,21 @@ MIN_LANE_ROWS = 512  # derived: fewer rows a tile are dominated by reading and w
 class TileConfig:
     """Shape of one program."""
 
-    tile_rows: int
-    """Gram rows of a tile; divides the block."""
-    tile_columns: int
-    """Gram columns of a tile; divides the block or is a multiple of it."""
+    tile: int
+    """Rows and columns of the Gram in a tile; divides the block."""
     step_rows: int
     """Rows of X multiplied at a time."""
     num_warps: int
     num_stages: int
-    """Steps in flight: each holds (tile_rows + tile_columns) x step_rows of X."""
+    """Steps in flight, each with 2 x tile x step_rows numbers of X in shared memory."""
+    max_registers: int | None = None
+    """Limit per thread, so that two programs fit a processor; None: the compiler's choice."""
 
 
-# 96 KiB of shared memory: also fits cards that offer 99 KiB.
-HALF_CONFIG = TileConfig(
-    tile_rows=128, tile_columns=128, step_rows=64, num_warps=4, num_stages=3
-)
+# 96 KiB of shared memory on Hopper, 48 KiB on Ampere and Ada, which offer 99 KiB.
+HALF_CONFIG = TileConfig(tile=128, step_rows=64, num_warps=8, num_stages=3)
 # Without tensor cores: the multiplicands pass through registers, so tiles are small.
-SINGLE_CONFIG = TileConfig(
-    tile_rows=64, tile_columns=64, step_rows=16, num_warps=4, num_stages=3
-)
+SINGLE_CONFIG = TileConfig(tile=64, step_rows=16, num_warps=4, num_stages=3)
 
 
 def config_for(dtype: torch.dtype) -> TileConfig:
@@ -71,9 +67,7 @@ class BlockGrams:
         self._blocks = blocks
         shape = (num_groups * lanes, blocks.slot_elements)
         self._sums = torch.zeros(shape, dtype=torch.float32, device=device)
-        self._carries = (
-            torch.zeros(shape, dtype=torch.bfloat16, device=device) if carry else None
-        )
+        self._carries = torch.zeros(shape, dtype=torch.bfloat16, device=device) if carry else None
 
     @property
     def num_bytes(self) -> int:
@@ -114,67 +108,72 @@ class BlockGrams:
             return
         config = config or config_for(rows.dtype)
         blocks = self._blocks
-        tiles = _tile_table(blocks, config.tile_rows, config.tile_columns, rows.device)
+        tiles = _tile_table(blocks, config.tile, rows.device)
         slots = slice(first_slot, first_slot + num_slots)
         sums = self._sums[slots]
-        _accumulate[(tiles.shape[0], num_slots)](
-            rows,
-            tiles if offsets is None else offsets,
-            tiles,
-            sums,
-            sums if self._carries is None else self._carries[slots],
-            rows.shape[0],
-            lane_rows,
-            rows.stride(0),
-            blocks.num_features,
-            blocks.num_blocks,
-            blocks.slot_elements,
-            BLOCK=blocks.block,
-            TILE_M=config.tile_rows,
-            TILE_N=config.tile_columns,
-            STEP=config.step_rows,
-            CHUNK=CHUNK_ROWS,
-            LANES=offsets is None,
-            EVEN=blocks.num_features % max(blocks.block, config.tile_columns) == 0,
-            CARRY=self._carries is not None,
-            PRECISION="ieee" if rows.dtype == torch.float32 else "tf32",
-            num_warps=config.num_warps,
-            num_stages=config.num_stages,
-        )
+        with torch.cuda.device_of(rows):
+            _accumulate[(tiles.shape[0], num_slots)](
+                rows,
+                tiles if offsets is None else offsets,
+                tiles,
+                sums,
+                sums if self._carries is None else self._carries[slots],
+                rows.shape[0],
+                lane_rows,
+                rows.stride(0),
+                blocks.num_features,
+                blocks.num_blocks,
+                blocks.slot_elements,
+                BLOCK=blocks.block,
+                TILE=config.tile,
+                STEP=config.step_rows,
+                CHUNK=CHUNK_ROWS,
+                LANES=offsets is None,
+                EVEN=blocks.num_features % config.tile == 0,
+                CARRY=self._carries is not None,
+                PRECISION="ieee" if rows.dtype == torch.float32 else "tf32",
+                num_warps=config.num_warps,
+                num_stages=config.num_stages,
+                maxnreg=config.max_registers,
+            )
 
     def pack(self, out: Tensor, first_group: int) -> None:
         """Write packed triangles of groups from *first_group* on into out f32 [g, K(K+1)/2]."""
         blocks = self._blocks
         if out.shape[0] == 0:
             return
-        _pack[(blocks.num_features, out.shape[0])](
-            self._sums,
-            self._sums if self._carries is None else self._carries,
-            out,
-            out.stride(0),
-            first_group,
-            self.lanes,
-            blocks.num_features,
-            blocks.num_blocks,
-            blocks.slot_elements,
-            BLOCK=blocks.block,
-            CARRY=self._carries is not None,
-            num_warps=1,
-        )
+        with torch.cuda.device_of(out):
+            _pack[(blocks.num_features, out.shape[0])](
+                self._sums,
+                self._sums if self._carries is None else self._carries,
+                out,
+                out.stride(0),
+                first_group,
+                self.lanes,
+                blocks.num_features,
+                blocks.num_blocks,
+                blocks.slot_elements,
+                BLOCK=blocks.block,
+                CARRY=self._carries is not None,
+                num_warps=1,
+            )
 
     def diagonals(self) -> Tensor:
         """Sums of squares of each feature: f32 [groups, K]."""
-        index = torch.tensor(self._blocks.diagonal(), device=self._sums.device)
+        index = _diagonal_index(self._blocks, self._sums.device)
         return self._sums[:, index].view(self.num_groups, self.lanes, -1).sum(dim=1)
 
 
 @lru_cache(maxsize=64)
-def _tile_table(
-    blocks: GramBlocks, tile_rows: int, tile_columns: int, device: torch.device
-) -> Tensor:
+def _tile_table(blocks: GramBlocks, tile: int, device: torch.device) -> Tensor:
     """First row and column of every tile: int32 [tiles, 2] on the device."""
-    tiles = list(blocks.tiles(tile_rows, tile_columns))
-    return torch.tensor(tiles, dtype=torch.int32).to(device)
+    return torch.tensor(list(blocks.tiles(tile)), dtype=torch.int32).to(device)
+
+
+@lru_cache(maxsize=64)
+def _diagonal_index(blocks: GramBlocks, device: torch.device) -> Tensor:
+    """Index in a slot of each diagonal element: int64 [K] on the device."""
+    return torch.tensor(blocks.diagonal()).to(device)
 
 
 @triton.jit(do_not_specialize=["num_rows", "lane_rows", "num_blocks"])
@@ -191,8 +190,7 @@ def _accumulate(
     num_blocks: tl.tensor,
     slot_elements: tl.tensor,
     BLOCK: tl.constexpr,
-    TILE_M: tl.constexpr,
-    TILE_N: tl.constexpr,
+    TILE: tl.constexpr,
     STEP: tl.constexpr,
     CHUNK: tl.constexpr,
     LANES: tl.constexpr,
@@ -201,8 +199,8 @@ def _accumulate(
     PRECISION: tl.constexpr,
 ) -> None:
     """Add one tile of one slot's X^T X: programs are (tile, slot)."""
-    first_m = tl.multiple_of(tl.load(tiles + 2 * tl.program_id(0)), TILE_M)
-    first_n = tl.multiple_of(tl.load(tiles + 2 * tl.program_id(0) + 1), TILE_N)
+    first_m = tl.multiple_of(tl.load(tiles + 2 * tl.program_id(0)), TILE)
+    first_n = tl.multiple_of(tl.load(tiles + 2 * tl.program_id(0) + 1), TILE)
     slot = tl.program_id(1)
     if LANES:
         begin = slot * lane_rows
@@ -211,12 +209,12 @@ def _accumulate(
         begin = tl.load(offsets + slot)
         end = tl.load(offsets + slot + 1)
 
-    m = first_m + tl.arange(0, TILE_M)
-    n = first_n + tl.arange(0, TILE_N)
+    m = first_m + tl.arange(0, TILE)
+    n = first_n + tl.arange(0, TILE)
     r = tl.arange(0, STEP)
     for chunk in range(begin, end, CHUNK):
         stop = tl.minimum(chunk + CHUNK, end)
-        total = tl.zeros((TILE_M, TILE_N), dtype=tl.float32)
+        total = tl.zeros((TILE, TILE), dtype=tl.float32)
         left = rows + chunk.to(tl.int64) * row_stride + r[:, None] * row_stride + m[None, :]
         right = rows + chunk.to(tl.int64) * row_stride + r[:, None] * row_stride + n[None, :]
         for step in range(chunk, stop, STEP):
@@ -234,11 +232,11 @@ def _accumulate(
         block_n = first_n // BLOCK
         pair = block_m * num_blocks - block_m * (block_m - 1) // 2 + block_n - block_m
         place = slot.to(tl.int64) * slot_elements + pair * BLOCK * BLOCK
-        place = tl.multiple_of(place + first_m % BLOCK * BLOCK + first_n % BLOCK, TILE_N)
-        halves = tl.split(tl.permute(tl.reshape(total, (TILE_M, 2, TILE_N // 2)), (0, 2, 1)))
+        place = tl.multiple_of(place + first_m % BLOCK * BLOCK + first_n % BLOCK, TILE)
+        halves = tl.split(tl.permute(tl.reshape(total, (TILE, 2, TILE // 2)), (0, 2, 1)))
         for half in tl.static_range(2):
             _add_tile(halves[half], sums + place, carries + place, BLOCK, CARRY)
-            place += TILE_N // 2
+            place += TILE // 2
 
 
 @triton.jit
