@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from leadline._version import __version__
-from leadline.cli import data, demo, gate, ledger, lock, pack, probe, report, tap
+from leadline.cli import data, demo, gate, ledger, lock, pack, probe, report, rig, tap
 from leadline.core.errors import LeadlineError
 
 # Newer typer carries a click of its own, older typer uses the installed one; either way
@@ -62,6 +62,7 @@ app.add_typer(lock.app, name="lock")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(pack.app, name="pack")
 app.add_typer(data.app, name="data")
+app.add_typer(rig.app, name="rig")
 app.add_typer(tap.app, name="tap")
 app.command(name="report")(report.report)
 

@@ -200,7 +200,7 @@ class DiskStream:
             self._count.reads_left[extent.path] += len(self._cuts(extent))
         self._threads = [
             threading.Thread(target=self._work, name=f"leadline-disk-{index}", daemon=True)
-            for index in range(min(threads, self._count.reads_left.total()))
+            for index in range(max(min(threads, self._count.reads_left.total()), 1))
         ]
         for thread in self._threads:
             thread.start()

@@ -9,8 +9,9 @@ Within dimension d of the tensor, an element of a fragment has coordinate
 `offset + sum(i * axis.source_step)`, i being the element's index along the axis.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import accumulate
 from math import prod
 from operator import mul
@@ -51,13 +52,17 @@ def whole(source: int, shape: Sequence[int]) -> tuple[Fragment, ...]:
     """The fragment of a tensor of *shape* that is its own source; none when it is empty."""
     if 0 in shape:
         return ()
-    axes = [
+    starts = (0,) * len(shape)
+    return (Fragment(source=source, offset=0, starts=starts, axes=_dense_axes(tuple(shape))),)
+
+
+@lru_cache(maxsize=1024)  # a hundred thousand experts have two or three shapes
+def _dense_axes(shape: tuple[int, ...]) -> tuple[Axis, ...]:
+    return tuple(
         Axis(size=size, source_step=stride, dim=dim, step=1)
         for dim, (size, stride) in enumerate(zip(shape, row_major(shape), strict=True))
         if size > 1
-    ]
-    fragment = Fragment(source=source, offset=0, starts=(0,) * len(shape), axes=tuple(axes))
-    return (fragment,)
+    )
 
 
 def row_major(shape: Sequence[int]) -> list[int]:
@@ -67,11 +72,12 @@ def row_major(shape: Sequence[int]) -> list[int]:
 
 def permute(fragment: Fragment, order: Sequence[int]) -> Fragment:
     """Dimension d of the result is dimension order[d]."""
-    place = {old: new for new, old in enumerate(order)}
-    return replace(
-        fragment,
+    new_dims = tuple(order.index(old) for old in range(len(order)))
+    return Fragment(
+        source=fragment.source,
+        offset=fragment.offset,
         starts=tuple(fragment.starts[old] for old in order),
-        axes=tuple(replace(axis, dim=place[axis.dim]) for axis in fragment.axes),
+        axes=_moved(fragment.axes, new_dims),
     )
 
 
@@ -79,19 +85,40 @@ def shift(fragment: Fragment, dim: int, distance: int) -> Fragment:
     """Move along *dim*."""
     starts = list(fragment.starts)
     starts[dim] += distance
-    return replace(fragment, starts=tuple(starts))
+    return Fragment(
+        source=fragment.source,
+        offset=fragment.offset,
+        starts=tuple(starts),
+        axes=fragment.axes,
+    )
 
 
-def insert(fragment: Fragment, dim: int) -> Fragment:
-    """New dimension of size one before *dim*."""
-    starts = (*fragment.starts[:dim], 0, *fragment.starts[dim:])
-    return _renumber(fragment, starts, lambda old: old + (old >= dim))
+def insert(fragment: Fragment, dim: int, start: int = 0) -> Fragment:
+    """New dimension before *dim*, with the block at *start* of it."""
+    count = len(fragment.starts)
+    return Fragment(
+        source=fragment.source,
+        offset=fragment.offset,
+        starts=(*fragment.starts[:dim], start, *fragment.starts[dim:]),
+        axes=_moved(fragment.axes, tuple(old + (old >= dim) for old in range(count))),
+    )
 
 
 def remove(fragment: Fragment, dim: int) -> Fragment:
     """Drop dimension *dim*, which has size one."""
-    starts = (*fragment.starts[:dim], *fragment.starts[dim + 1 :])
-    return _renumber(fragment, starts, lambda old: old - (old > dim))
+    count = len(fragment.starts)
+    return Fragment(
+        source=fragment.source,
+        offset=fragment.offset,
+        starts=(*fragment.starts[:dim], *fragment.starts[dim + 1 :]),
+        axes=_moved(fragment.axes, tuple(old - (old > dim) for old in range(count))),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _moved(axes: tuple[Axis, ...], new_dims: tuple[int, ...]) -> tuple[Axis, ...]:
+    """*axes* with dimension d renamed to new_dims[d]."""
+    return tuple(replace(axis, dim=new_dims[axis.dim]) for axis in axes)
 
 
 def cut(fragment: Fragment, dim: int, begin: int, end: int) -> Fragment | None:
@@ -179,10 +206,3 @@ def _split(axis: Axis, step: int, shape: Sequence[int], strides: Sequence[int]) 
     if size > 1:
         raise NotRegularError
     return parts
-
-
-def _renumber(
-    fragment: Fragment, starts: tuple[int, ...], dim_of: Callable[[int], int]
-) -> Fragment:
-    axes = tuple(replace(axis, dim=dim_of(axis.dim)) for axis in fragment.axes)
-    return replace(fragment, starts=starts, axes=axes)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 
 from torch import Tensor
@@ -51,14 +52,20 @@ def place(source: TensorEntry, fragment: Fragment) -> Piece:
     Raises:
         NotRegularError: its elements do not lie side by side in the file.
     """
-    axes = sorted(fragment.axes, key=lambda axis: -axis.source_step)
+    count = _dense_count(fragment.axes)
+    share = _share(source, fragment.offset, count)
+    return Piece(source=share, starts=fragment.starts, steps=_steps(fragment.axes, share.shape))
+
+
+@lru_cache(maxsize=1024)  # experts are alike: two or three cases a model
+def _dense_count(axes: tuple[Axis, ...]) -> int:
+    """Elements of *axes*, which must lie side by side in their source."""
     expected = 1
-    for axis in reversed(axes):
+    for axis in sorted(axes, key=lambda axis: axis.source_step):
         if axis.source_step != expected:
             raise NotRegularError
         expected *= axis.size
-    share = _share(source, fragment.offset, expected)
-    return Piece(source=share, starts=fragment.starts, steps=_steps(axes, share.shape))
+    return expected
 
 
 def whole_piece(source: TensorEntry) -> Piece:
@@ -81,9 +88,12 @@ def _share(source: TensorEntry, offset: int, count: int) -> TensorEntry:
     return replace(source, shape=shape, begin=begin, end=begin + count * itemsize)
 
 
-def _steps(axes: Sequence[Axis], shape: Sequence[int]) -> tuple[Step, ...]:
-    """*axes*, outermost first, cut and joined so that they follow *shape* where they can."""
-    left = [Step(size=axis.size, dim=axis.dim, step=axis.step) for axis in axes]
+@lru_cache(maxsize=1024)
+def _steps(axes: tuple[Axis, ...], shape: tuple[int, ...]) -> tuple[Step, ...]:
+    """*axes*, cut and joined so that they follow *shape* of the source where they can."""
+    ordered = sorted(axes, key=lambda axis: -axis.source_step)
+    whole = [Step(size=axis.size, dim=axis.dim, step=axis.step) for axis in ordered]
+    left = list(whole)
     found: list[Step] = []
     for size in reversed(shape):
         group: list[Step] = []
@@ -98,7 +108,7 @@ def _steps(axes: Sequence[Axis], shape: Sequence[int]) -> tuple[Step, ...]:
                 left.append(Step(size=inner.size // need, dim=inner.dim, step=inner.step * need))
                 need = 1
             else:  # the axes do not follow the shape: leave them as they are
-                return tuple(Step(size=a.size, dim=a.dim, step=a.step) for a in axes)
+                return tuple(whole)
         found += _joined(group) or [Step(size=1, dim=0, step=1)]
     return tuple(reversed(found))
 

@@ -168,7 +168,7 @@ def _stack(made: Tensor, tensors: Sequence[TracedTensor], dim: int = 0) -> Fragm
     dim %= made.dim()
     found: list[Fragment] = []
     for index, tensor in enumerate(tensors):
-        found += [moves.shift(moves.insert(f, dim), dim, index) for f in tensor.fragments]
+        found += [moves.insert(f, dim, index) for f in tensor.fragments]
     return tuple(found)
 
 

@@ -212,11 +212,12 @@ def _accumulate(
     m = first_m + tl.arange(0, TILE)
     n = first_n + tl.arange(0, TILE)
     r = tl.arange(0, STEP)
+    first = rows + begin.to(tl.int64) * row_stride
     for chunk in range(begin, end, CHUNK):
         stop = tl.minimum(chunk + CHUNK, end)
         total = tl.zeros((TILE, TILE), dtype=tl.float32)
-        left = rows + chunk.to(tl.int64) * row_stride + r[:, None] * row_stride + m[None, :]
-        right = rows + chunk.to(tl.int64) * row_stride + r[:, None] * row_stride + n[None, :]
+        left = first + r[:, None] * row_stride + m[None, :]
+        right = first + r[:, None] * row_stride + n[None, :]
         for step in range(chunk, stop, STEP):
             live = (step + r < stop)[:, None]
             if EVEN:
@@ -237,6 +238,7 @@ def _accumulate(
         for half in tl.static_range(2):
             _add_tile(halves[half], sums + place, carries + place, BLOCK, CARRY)
             place += TILE // 2
+        first += CHUNK * row_stride
 
 
 @triton.jit
