@@ -4,7 +4,7 @@ from collections import Counter
 import pytest
 
 from leadline.core.errors import DataError, LeadlineError, UsageError
-from leadline.tap.documents import Chat, CorpusKind, corpus_kind, read_documents
+from leadline.tap.documents import Chat, corpus_kind, read_documents
 
 
 @pytest.fixture
@@ -130,8 +130,3 @@ def test_name_that_is_a_broken_link_is_refused(tmp_path):
     (tmp_path / "c.jsonl").symlink_to("nothing")
     with pytest.raises(LeadlineError, match="no corpus at"):
         contents(tmp_path / "c.jsonl")
-
-
-@pytest.mark.parametrize("kind", CorpusKind)
-def test_kinds_need_a_tokenizer_unless_they_hold_ids(kind):
-    assert kind.is_text is (kind not in (CorpusKind.ARRAY, CorpusKind.SHARDS))
