@@ -147,7 +147,7 @@ class RowReader:
             IntegrityError: a file was cut meanwhile.
         """
         self._refuse_ids(row_ids)
-        distinct, places = np.unique(row_ids, return_inverse=True)
+        distinct, places = np.unique(row_ids.astype(np.int64, copy=False), return_inverse=True)
         rows = np.empty((distinct.size, self._row_bytes), dtype=np.uint8)
         runs = self._runs(distinct)
         num_runs = runs.parts.size
