@@ -32,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 def record_waves(path: Path, num_waves: int) -> None:
     """A tap of several waves, from wherever it stands to its end."""
-    key = toy_key(num_waves=num_waves)
+    key = toy_key(num_waves=num_waves, end_layer=2)
     with TapStore.open(path, key, ROWS.plan) as store:
         for wave in range(num_waves):
             for layer in range(ROWS.layers):
@@ -166,7 +166,7 @@ def test_t92_disk_full_at_any_write_is_told_and_the_next_run_ends_with_the_same_
 def test_t92_full_disk_in_a_seal_names_path_needed_and_free_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with TapStore.open(tmp_path / "tap", toy_key(), ROWS.plan) as store:
+    with TapStore.open(tmp_path / "tap", toy_key(end_layer=2), ROWS.plan) as store:
         monkeypatch.setattr(os, "fsync", FullDisk(1).fsync)
         with pytest.raises(
             DiskSpaceError, match=r"layer_00000\.safetensors needs \d+ bytes, \d+ are free"
@@ -195,7 +195,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_t92_real_disk_that_fills_in_the_middle_of_a_seal_keeps_the_layers_before(
     small_disk: Path,
 ) -> None:
-    with TapStore.open(small_disk / "tap", toy_key(), ROWS.plan) as store:
+    with TapStore.open(small_disk / "tap", toy_key(end_layer=2), ROWS.plan) as store:
         store.seal(0, *ROWS.grams(0))
         filler = small_disk / "filler"
         with filler.open("wb") as stream, pytest.raises(OSError):  # noqa: PT012
@@ -254,7 +254,7 @@ def test_folder_that_may_not_be_written_to_is_one_sentence(
     where = "filelock.FileLock.acquire" if target == "lock" else "pathlib.Path.mkdir"
     monkeypatch.setattr(where, refuse)
     with pytest.raises(LeadlineError, match="choose a folder you may write to"):
-        TapStore.open(tmp_path / "tap", toy_key(), ROWS.plan)
+        TapStore.open(tmp_path / "tap", toy_key(end_layer=2), ROWS.plan)
 
 
 def _stop(number: int, frame: object) -> None:
@@ -296,7 +296,7 @@ def test_killed_holder_lets_the_folder_go(tmp_path: Path) -> None:
     child = os.fork()
     if child == 0:
         try:
-            store = TapStore.open(tmp_path / "tap", toy_key(), ROWS.plan)
+            store = TapStore.open(tmp_path / "tap", toy_key(end_layer=2), ROWS.plan)
             os.write(told, b"x")
             signal.pause()
             store.close()
@@ -304,9 +304,9 @@ def test_killed_holder_lets_the_folder_go(tmp_path: Path) -> None:
             os._exit(0)
     os.read(ready, 1)
     with pytest.raises(LeadlineError, match=f"process {child} on"):
-        TapStore.open(tmp_path / "tap", toy_key(), ROWS.plan)
+        TapStore.open(tmp_path / "tap", toy_key(end_layer=2), ROWS.plan)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    TapStore.open(tmp_path / "tap", toy_key(), ROWS.plan).close()
+    TapStore.open(tmp_path / "tap", toy_key(end_layer=2), ROWS.plan).close()
     os.close(ready)
     os.close(told)

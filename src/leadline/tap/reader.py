@@ -52,9 +52,7 @@ class GramReader:
         self._allow_partial = allow_partial
         if not self._manifest.complete and not allow_partial:
             missing = self._manifest.missing_layers
-            lacking = (
-                f"layer {missing[0]} is the first missing" if missing else "its end is missing"
-            )
+            lacking = f"layer {missing[0]} is missing" if missing else "its end is missing"
             raise DataError(
                 f"{self._folder} is not complete: {len(self._manifest.sealed)} of "
                 f"{len(self._manifest.planned_layers)} layers are sealed and {lacking}; "
