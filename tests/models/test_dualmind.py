@@ -168,6 +168,23 @@ def test_bf16_autocast_stays_near_fp32() -> None:
     assert abs(low.item() - exact.item()) < 0.02
 
 
+@pytest.mark.parametrize(("autocast", "stream"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_the_residual_stream_is_bf16_under_autocast_only_and_norms_read_fp32(
+    autocast: bool, stream: torch.dtype
+) -> None:
+    model = seeded()
+    layers, norms = [], []
+    for name, module in model.named_modules():
+        if name.startswith("layers.") and name.count(".") == 1:
+            module.register_forward_hook(lambda m, args, out: layers.append(out.dtype))
+        elif name.endswith("norm"):
+            module.register_forward_hook(lambda m, args, out: norms.append(args[0].dtype))
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        model(torch.randint(64, (2, 32)))
+    assert layers == [stream] * TINY.num_layers
+    assert norms == [torch.float32] * (2 * TINY.num_layers + 1)
+
+
 @pytest.mark.gpu
 def test_compiled_bf16_on_the_device_is_near_eager_fp32() -> None:
     workload = DualMindWorkload.from_spec("tiny")
