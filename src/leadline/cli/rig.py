@@ -118,7 +118,8 @@ def _tell_fit(table: Any, result: dict[str, Any]) -> None:
             table.add_row("layers are cut", f"groups of {result['experts_per_group']} experts")
     else:
         table.add_row(
-            "schedule", f"{result['steps']:,} steps, KV pool of {result['kv_tokens_total']:,} tokens"
+            "schedule",
+            f"{result['steps']:,} steps, KV pool of {result['kv_tokens_total']:,} tokens",
         )
         table.add_row(
             "not read again",

@@ -1,0 +1,1 @@
+"""The rig: checkpoint index, tiers and plan, disk stream, layer pass, schedules."""

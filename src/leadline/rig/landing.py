@@ -8,7 +8,6 @@ converted or widened ones land in a staging tensor first and are placed when com
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from leadline.rig.checkpoint import TensorEntry

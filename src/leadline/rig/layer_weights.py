@@ -22,7 +22,6 @@ from leadline.rig.weights import (
     uninstall,
 )
 
-
 MAIN_POOL = "main"
 REST_POOL = "rest"
 """Slots of layers without their experts, where layers are cut."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from leadline.core.errors import UsageError
 from leadline.core.units import format_bytes
 from leadline.rig.batching import MicroBatch, micro_batches, waves
+from leadline.rig.direct_file import PAGE_BYTES, page_ceil
 from leadline.rig.sizes import ModelSizes
 
 SLAB_BYTES = 16 * 2**20
@@ -61,6 +62,8 @@ class WavePlan:
     rest_slot_bytes: int
     """Of a layer without its experts; 0 where layers come whole."""
     ring_bytes: int
+    packed_bytes: int
+    """Of the pool, for one layer's Grams on their way to disk."""
     slab_bytes: int
     device_bytes: int
     """Peak."""
@@ -95,7 +98,7 @@ def plan_wave(
     slab = slab_bytes(sizes, budgets)
     ring = 2 * slab
     tables = sum(sizes.table_bytes.values()) if tables_in_pool else 0
-    host_fixed = tap.packed_bytes + ring + tables
+    host_fixed = page_ceil(tap.packed_bytes) + ring + page_ceil(tables) + PAGE_BYTES
     host_room = budgets.pool_bytes - host_fixed
     if host_room < 0:
         ram = f", gather tables of {format_bytes(tables)}" if tables else ""
@@ -132,9 +135,10 @@ def plan_wave(
         main_slot_bytes=main,
         rest_slot_bytes=rest,
         ring_bytes=ring,
+        packed_bytes=tap.packed_bytes,
         slab_bytes=slab,
         device_bytes=num_slots * main + rest + grams + work + device_used,
-        pool_bytes=ring + tap.packed_bytes + tables + host_used,
+        pool_bytes=sum(map(page_ceil, (ring, tap.packed_bytes, tables, host_used))),
         bytes_to_read=len(chosen)
         * (sizes.entry_bytes_to_read + sum(layer.bytes_to_read for layer in sizes.layers)),
     )

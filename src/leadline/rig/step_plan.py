@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from leadline.core.errors import UsageError
 from leadline.core.units import format_bytes
+from leadline.rig.direct_file import page_ceil
 from leadline.rig.plan import Budgets, TapSizes, slab_bytes
 from leadline.rig.scheduler import predicted_steps
 from leadline.rig.sizes import ModelSizes
@@ -107,7 +108,7 @@ def plan_steps(
         ring_bytes=2 * slab,
         slab_bytes=slab,
         device_bytes=fixed + device_used + (num_slots - 1) * slot,
-        pool_bytes=2 * slab + tables + pool_used,
+        pool_bytes=2 * slab + page_ceil(tables) + pool_used,
         bytes_to_read=sizes.entry_bytes_to_read + once + forecast.steps * streamed,
     )
 
@@ -122,7 +123,7 @@ def _fill(sizes: ModelSizes, taken: set[int], room: int) -> tuple[set[int], int]
     chosen: set[int] = set()
     used = 0
     for layer in reversed(sizes.layers):
-        if layer.layer not in taken and used + layer.num_bytes + 4096 <= room:
+        if layer.layer not in taken and used + page_ceil(layer.num_bytes) <= room:
             chosen.add(layer.layer)
-            used += layer.num_bytes + 4096
+            used += page_ceil(layer.num_bytes)
     return chosen, used

@@ -151,7 +151,7 @@ class WeightStream:
     def _run(self) -> None:
         try:
             self._land_all()
-        except BaseException as error:  # noqa: BLE001 - handed to the pass
+        except BaseException as error:
             if not self._stopping.is_set():
                 self._fault = error
         finally:

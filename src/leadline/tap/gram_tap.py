@@ -14,7 +14,10 @@ from torch import Tensor
 from leadline.core.errors import DataError
 from leadline.rig.experts import ExpertRows
 from leadline.rig.skeleton import Skeleton
-from leadline.tap.gram import GramSum, GroupedGramSum
+from leadline.tap.gram import GramSum, GroupedGramSum, packed_length
+
+PACKED_AT_ONCE = 16
+"""Experts whose triangles are packed on the device at a time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +71,16 @@ class GramTap:
         *,
         device: torch.device,
         groups: Mapping[int, tuple[range, ...]],
+        carry: bool,
+        staging: Tensor | None = None,
     ) -> None:
+        """*carry*: see `GramSum`. *staging*: float32 on the host, for one layer's packed Grams.
+
+        What `take_layer` gives lies in *staging* until the next layer's first stage ends.
+        """
+        self._carry = carry
+        self._staging = staging
+        self._staged = 0
         self._skeleton = skeleton
         self._targets = targets
         self._device = device
@@ -89,6 +101,7 @@ class GramTap:
         if stage == 0:
             self._linears, self._leaders, self._out = {}, {}, _empty()
             self._experts = {}
+            self._staged = 0
         group = self._groups[layer][stage]
         if self._targets.experts:
             for name, module in self._skeleton.experts(layer).items():
@@ -163,7 +176,7 @@ class GramTap:
 
     def _single(self, name: str, width: int) -> GramSum:
         if (name, width) not in self._singles:
-            self._singles[name, width] = GramSum(width, device=self._device)
+            self._singles[name, width] = GramSum(width, device=self._device, carry=self._carry)
         found = self._singles[name, width]
         found.clear()
         return found
@@ -171,25 +184,42 @@ class GramTap:
     def _many(self, name: str, experts: int, width: int) -> GroupedGramSum:
         key = (name, experts, width)
         if key not in self._grouped:
-            self._grouped[key] = GroupedGramSum(experts, width, device=self._device)
+            self._grouped[key] = GroupedGramSum(
+                experts, width, device=self._device, carry=self._carry
+            )
         found = self._grouped[key]
         found.clear()
         return found
 
     def _collect(self, name: str, sums: GroupedGramSum) -> None:
-        packed, rows = sums.packed().cpu(), sums.counts.to("cpu", copy=True)
-        if name in self._out.packed:
-            packed = torch.cat((self._out.packed[name], packed))
-            rows = torch.cat((self._out.rows[name], rows))
-        self._out.packed[name], self._out.rows[name] = packed, rows
-        self._out.widths[name] = sums.num_features
-        self._out.users[name] = [name]
+        """Copy the present group's Grams and counts into the layer's."""
+        groups = self._groups[self._layer]
+        present, total = groups[self._stage], groups[-1].stop
+        if name not in self._out.packed:
+            length = packed_length(sums.num_features)
+            self._out.packed[name] = self._host(total * length).view(total, length)
+            self._out.rows[name] = torch.zeros(total, dtype=torch.int64)
+            self._out.widths[name] = sums.num_features
+            self._out.users[name] = [name]
+        packed, rows = self._out.packed[name], self._out.rows[name]
+        for first in range(0, len(present), PACKED_AT_ONCE):
+            some = range(first, min(first + PACKED_AT_ONCE, len(present)))
+            target = packed[present.start + some.start : present.start + some.stop]
+            target.copy_(sums.packed(groups=some))
+        rows[present.start : present.stop] = sums.counts.cpu()
 
     def _collect_single(self, name: str, sums: GramSum) -> None:
-        self._out.packed[name] = sums.packed().cpu()
+        packed = self._host(packed_length(sums.num_features))
+        self._out.packed[name] = packed.copy_(sums.packed())
         self._out.rows[name] = torch.tensor(int(sums.rows), dtype=torch.int64)
         self._out.widths[name] = sums.num_features
         self._out.users.setdefault(name, [name])
+
+    def _host(self, numbers: int) -> Tensor:
+        if self._staging is None:
+            return torch.empty(numbers, dtype=torch.float32)
+        begin, self._staged = self._staged, self._staged + numbers
+        return self._staging[begin : self._staged]
 
 
 class _Listener:

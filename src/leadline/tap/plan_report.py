@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from leadline.core.errors import UsageError
-from leadline.rig.plan import WavePlan, plan_wave
+from leadline.rig.plan import WavePlan
 from leadline.rig.step_plan import StepPlan, plan_steps
 from leadline.tap.forecast import step_seconds, wave_seconds
 from leadline.tap.gram_tap import Targets
@@ -17,14 +17,13 @@ from leadline.tap.subject import (
     corpus_of,
     layer_plan,
     open_model,
+    planned_wave,
     tap_sizes,
     targets_of,
 )
 
 
-def plan_tap(
-    options: RecordOptions, lengths: list[int] | None, *, probe: bool
-) -> dict[str, Any]:
+def plan_tap(options: RecordOptions, lengths: list[int] | None, *, probe: bool) -> dict[str, Any]:
     """Plan of a tap of documents of *lengths* tokens, else of the corpus, as `--json` prints it.
 
     What does not fit is a result with `fits` false and the reason, not an error.
@@ -36,7 +35,8 @@ def plan_tap(
     if lengths is None:
         lengths = [len(document) for document in corpus_of(options, model).documents]
     targets = targets_of(options, model.skeleton)
-    sizes = tap_sizes(layer_plan(model.skeleton, targets), model.device)
+    plans = layer_plan(model.skeleton, targets)
+    sizes = tap_sizes(plans, model.device, carry=True)
     budgets = budgets_of(options, model.device)
     facts: dict[str, Any] = {
         "model_type": model.skeleton.config.model_type,
@@ -56,7 +56,6 @@ def plan_tap(
         "bytes_to_read": None,
         "predicted_seconds": None,
     }
-    in_pool = options.ngram_placement == "ram"
     try:
         plan: WavePlan | StepPlan
         if options.schedule == "step":
@@ -68,18 +67,11 @@ def plan_tap(
                 max_num_batched_tokens=options.max_num_batched_tokens,
                 max_num_seqs=options.max_num_seqs,
                 kv_tokens=options.kv_tokens,
-                tables_in_pool=in_pool,
+                tables_in_pool=options.ngram_placement == "ram",
             )
             facts |= _step_facts(plan)
         else:
-            plan = plan_wave(
-                model.sizes,
-                sizes,
-                lengths,
-                budgets,
-                micro_batch_tokens=options.micro_batch_tokens,
-                tables_in_pool=in_pool,
-            )
+            plan, _ = planned_wave(options, model, plans, lengths)
             facts |= _wave_facts(plan, model)
     except UsageError as error:
         return {**facts, "fits": False, "refused_because": str(error)}

@@ -44,9 +44,7 @@ def measure_rates(
 ) -> Rates:
     """Measure disk, compute and sealing; *out* is where Grams would be written."""
     started = time.perf_counter()
-    book = UnitBook(
-        model.skeleton, model.layout, experts_per_group=0, placed_apart=model.tables
-    )
+    book = UnitBook(model.skeleton, model.layout, experts_per_group=0, placed_apart=model.tables)
     by_kind: dict[object, float] = {}
     seconds = []
     for layer in range(model.skeleton.num_layers):
@@ -153,7 +151,7 @@ def _layer_seconds(
 ) -> float:
     """Seconds a token takes in *layer*, Grams included."""
     weights = _RandomWeights(model, book, layer)
-    tap = GramTap(model.skeleton, targets, device=model.device, groups=book.all_groups)
+    tap = GramTap(model.skeleton, targets, device=model.device, groups=book.all_groups, carry=False)
     times: list[float] = []
 
     def chunk_done(at: int, index: int) -> None:
@@ -161,7 +159,7 @@ def _layer_seconds(
         _synchronize(model.device)
         times.append(time.perf_counter())
 
-    def layer_done(at: int, finite: bool, residuals: Iterator[Tensor]) -> None:  # noqa: FBT001
+    def layer_done(at: int, finite: bool, residuals: Iterator[Tensor]) -> None:
         del at, finite, residuals
         raise _Enough
 
@@ -189,5 +187,3 @@ def _layer_seconds(
 def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-

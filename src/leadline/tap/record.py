@@ -17,7 +17,7 @@ from leadline.core.notes import Note
 from leadline.rig.batching import MicroBatch
 from leadline.rig.host_pool import HostPool
 from leadline.rig.layer_weights import MAIN_POOL, REST_POOL, UnitBook
-from leadline.rig.plan import WavePlan, plan_wave
+from leadline.rig.plan import WavePlan
 from leadline.rig.tables import placed_tables
 from leadline.rig.weights import StreamCounters, StreamShape
 from leadline.tap.corpus import Corpus
@@ -32,12 +32,11 @@ from leadline.tap.sealer import Sealer
 from leadline.tap.store import StorePlan, TapStore, planned_layer_bytes
 from leadline.tap.subject import (
     Model,
-    budgets_of,
     corpus_of,
     kept_result,
     layer_plan,
     open_model,
-    tap_sizes,
+    planned_wave,
     targets_of,
 )
 from leadline.tap.wave import (
@@ -68,17 +67,8 @@ def record(options: RecordOptions, report: Report) -> dict[str, Any]:
     corpus = corpus_of(options, model)
     targets = targets_of(options, model.skeleton)
     plans = layer_plan(model.skeleton, targets)
-    sizes = tap_sizes(plans, model.device)
-    budgets = budgets_of(options, model.device)
     lengths = [len(document) for document in corpus.documents]
-    plan = plan_wave(
-        model.sizes,
-        sizes,
-        lengths,
-        budgets,
-        micro_batch_tokens=options.micro_batch_tokens,
-        tables_in_pool=options.ngram_placement == "ram",
-    )
+    plan, carry = planned_wave(options, model, plans, lengths)
     key = tap_key(options, model, corpus, plan)
     store_plan = StorePlan(
         layer_bytes={layer: planned_layer_bytes(grams) for layer, grams in plans.items()},
@@ -89,7 +79,7 @@ def record(options: RecordOptions, report: Report) -> dict[str, Any]:
         if store.complete:
             return kept_result(store)
         waves = _Waves(options, model, corpus, targets, plan, store, footprint, report, started)
-        return waves.run()
+        return waves.run(carry=carry)
 
 
 def tap_key(options: RecordOptions, model: Model, corpus: Corpus, plan: WavePlan) -> TapKey:
@@ -147,7 +137,7 @@ class _Waves:
         self._chunk_tokens: list[int] = []
         self._crossed = 0
 
-    def run(self) -> dict[str, Any]:
+    def run(self, *, carry: bool) -> dict[str, Any]:
         """Waves that are not sealed yet, then the result."""
         model, plan = self._model, self._plan
         pinned = model.device.type == "cuda"
@@ -159,7 +149,12 @@ class _Waves:
                 placed_apart=model.tables,
             )
             tap = GramTap(
-                model.skeleton, self._targets, device=model.device, groups=book.all_groups
+                model.skeleton,
+                self._targets,
+                device=model.device,
+                groups=book.all_groups,
+                carry=carry,
+                staging=pool.take(plan.packed_bytes).view(torch.float32),
             )
             parts = self._parts(book, pool)
             parking = self._parking(pool)
@@ -236,6 +231,7 @@ class _Waves:
             wants_linears=self._targets.linears,
             layer_done=self._layer_done(tap, unsealed[0] if unsealed else layers.stop),
             chunk_done=self._chunk_done,
+            before_collect=self._sealer.wait,
         )
         run_wave(
             parts,
@@ -269,7 +265,7 @@ class _Waves:
     def _layer_done(
         self, tap: GramTap, first: int
     ) -> Callable[[int, bool, Iterator[Tensor]], None]:
-        def done(layer: int, finite: bool, residuals: Iterator[Tensor]) -> None:  # noqa: FBT001
+        def done(layer: int, finite: bool, residuals: Iterator[Tensor]) -> None:
             grams = tap.take_layer() if layer >= first else None
             notes = refuse_bad_numbers(layer, self._scan, grams, residual_is_finite=finite)
             if grams is not None and layer in self._store.manifest.planned_layers:

@@ -8,7 +8,7 @@ checkpoint is either whole or not there.
 
 import hashlib
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -49,7 +49,7 @@ class Sealer:
                     return
                 if self._fault is None:
                     seal()
-            except BaseException as error:  # noqa: BLE001 - handed to the pass
+            except BaseException as error:
                 self._fault = error
             finally:
                 self._queue.task_done()

@@ -63,7 +63,7 @@ def record_steps(options: RecordOptions, report: Report) -> dict[str, Any]:
     plans = layer_plan(model.skeleton, targets)
     plan = plan_steps(
         model.sizes,
-        tap_sizes(plans, model.device),
+        tap_sizes(plans, model.device, carry=True),
         [len(document) for document in corpus.documents],
         budgets_of(options, model.device),
         max_num_batched_tokens=options.max_num_batched_tokens,
@@ -81,7 +81,7 @@ def record_steps(options: RecordOptions, report: Report) -> dict[str, Any]:
         if store.complete:
             return kept_result(store)
         groups = {x.layer: (range(x.num_experts),) for x in model.sizes.layers}
-        tap = GramTap(model.skeleton, targets, device=model.device, groups=groups)
+        tap = GramTap(model.skeleton, targets, device=model.device, groups=groups, carry=True)
         return _Steps(options, model, corpus, plan, store, tap, report, started).run()
 
 
@@ -188,7 +188,8 @@ class _Steps:
                 counters=self._counters,
             ):
                 while chunks := scheduler.next_step():
-                    self._drop_caches(chunks)
+                    for document in scheduler.preempted:
+                        self._caches.pop(document, None)
                     self._cross(chunks, book, tiers, pool, ring, slots)
                     self._step += 1
         for layer, grams in sorted(self._sums.items()):
@@ -261,13 +262,7 @@ class _Steps:
             )
         return Chunk(tokens=tokens, counted=counted, cache=cache, label=str(chunk.document))
 
-    def _drop_caches(self, chunks: Sequence[PlannedChunk]) -> None:
-        """Keys and values of a document that starts anew were preempted."""
-        for chunk in chunks:
-            if chunk.begin == 0:
-                self._caches.pop(chunk.document, None)
-
-    def _layer_done(self, layer: int, finite: bool, residuals: Iterator[Tensor]) -> None:  # noqa: FBT001
+    def _layer_done(self, layer: int, finite: bool, residuals: Iterator[Tensor]) -> None:
         del residuals
         fresh = self._tap.take_layer()
         notes = refuse_bad_numbers(layer, self._scan, fresh, residual_is_finite=finite)

@@ -9,10 +9,11 @@ import torch
 from leadline.core.errors import UsageError
 from leadline.rig.checkpoint import Checkpoint
 from leadline.rig.layout import ModelLayout, map_checkpoint
-from leadline.rig.plan import Budgets, TapSizes
+from leadline.rig.plan import Budgets, TapSizes, WavePlan, plan_wave
 from leadline.rig.sizes import ModelSizes, measure_sizes
 from leadline.rig.skeleton import Skeleton, build_skeleton
 from leadline.tap.corpus import Corpus, open_corpus
+from leadline.tap.gram_blocks import gram_bytes, grouped_gram_bytes, needs_carry
 from leadline.tap.gram_tap import Targets
 from leadline.tap.options import RecordOptions
 from leadline.tap.published import planned_grams
@@ -107,9 +108,11 @@ def targets_of(options: RecordOptions, skeleton: Skeleton) -> Targets:
     return targets
 
 
-def layer_plan(
-    skeleton: Skeleton, targets: Targets
-) -> dict[int, dict[str, tuple[int, int | None]]]:
+GramPlans = dict[int, dict[str, tuple[int, int | None]]]
+"""Features and experts (None: a single Gram) of each Gram, by layer."""
+
+
+def layer_plan(skeleton: Skeleton, targets: Targets) -> GramPlans:
     """Features and experts of each Gram, by layer; layers with nothing to tap are left out."""
     plans = {
         layer: planned_grams(
@@ -124,15 +127,15 @@ def layer_plan(
     return {layer: plan for layer, plan in plans.items() if plan}
 
 
-def tap_sizes(
-    plans: dict[int, dict[str, tuple[int, int | None]]], device: torch.device
-) -> TapSizes:
-    """Memory and files of the Grams; float64 sums on the CPU, float32 elsewhere."""
-    itemsize = 8 if device.type == "cpu" else 4
+def tap_sizes(plans: GramPlans, device: torch.device, *, carry: bool) -> TapSizes:
+    """Memory and files of the Grams."""
+    cuda = device.type == "cuda"
     single = grouped = packed = store = 0
     for plan in plans.values():
-        alone = sum(k * k * itemsize for k, experts in plan.values() if experts is None)
-        each = sum(k * k * itemsize for k, experts in plan.values() if experts is not None)
+        widths = [k for k, experts in plan.values() if experts is None]
+        alone = sum(gram_bytes(k, on_cuda=cuda, carry=carry) for k in widths)
+        widths = [k for k, experts in plan.values() if experts is not None]
+        each = sum(grouped_gram_bytes(1, k, on_cuda=cuda, carry=carry) for k in widths)
         single, grouped = max(single, alone), max(grouped, each)
         numbers = sum(packed_length(k) * (experts or 1) for k, experts in plan.values())
         packed = max(packed, 4 * numbers)
@@ -143,6 +146,29 @@ def tap_sizes(
         packed_bytes=packed,
         store_bytes=store,
     )
+
+
+def planned_wave(
+    options: RecordOptions, model: Model, plans: GramPlans, lengths: list[int]
+) -> tuple[WavePlan, bool]:
+    """The wave plan, and whether its Grams need a carry: many additions to each do.
+
+    Raises:
+        UsageError: what does not fit.
+    """
+    budgets = budgets_of(options, model.device)
+    for carry in (False, True):
+        plan = plan_wave(
+            model.sizes,
+            tap_sizes(plans, model.device, carry=carry),
+            lengths,
+            budgets,
+            micro_batch_tokens=options.micro_batch_tokens,
+            tables_in_pool=options.ngram_placement == "ram",
+        )
+        if not needs_carry(max(len(wave) for wave in plan.waves)):
+            return plan, carry
+    return plan, True
 
 
 def corpus_of(options: RecordOptions, model: Model) -> Corpus:

@@ -79,17 +79,20 @@ class TapListener:
         wants_linears: bool,
         layer_done: Callable[[int, bool, Iterator[Tensor]], None],
         chunk_done: Callable[[int, int], None],
+        before_collect: Callable[[], None] | None = None,
     ) -> None:
         """*first_layer*: layers before it run but are not tapped.
 
         *layer_done* is told the layer, whether its residual stream is finite, and the
-        stream itself.
+        stream itself. *before_collect* returns when the last layer's Grams are no
+        longer needed on the host.
         """
         self._tap = tap
         self._first = first_layer
         self._linears = wants_linears
         self._layer_done = layer_done
         self._chunk_done = chunk_done
+        self._before_collect = before_collect
         self._residual_sum: Tensor | None = None
 
     def experts(self, layer: int, module: str) -> ExpertRows | None:
@@ -123,6 +126,8 @@ class TapListener:
         """Bring a stage's Grams to the host."""
         del stage
         if layer >= self._first:
+            if self._before_collect is not None:
+                self._before_collect()
             self._tap.end_stage()
 
     def layer_done(self, layer: int, residuals: Iterator[Tensor]) -> None:
