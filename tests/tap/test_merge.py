@@ -15,6 +15,7 @@ from leadline.tap.merge import merge_taps
 from leadline.tap.reader import GramReader
 from leadline.tap.verify import verify_tap
 
+from . import taps as toy
 from .taps import EXPERTS, ToyRows, flip_byte, layer_files, write_tap
 
 ROWS = ToyRows(tokens=1000, layers=2)
@@ -183,6 +184,31 @@ def test_experts_that_overlap_are_refused(tmp_path):
     late = write_tap(tmp_path / "late", rows, first_expert=3, end_expert=EXPERTS)
     with pytest.raises(UsageError, match="expert 3 of layer 0, down is in"):
         merge_taps([halves(tmp_path)[0], late], tmp_path / "merged")
+
+
+def test_gram_of_all_rows_in_two_taps_is_refused_where_no_experts_are_split(tmp_path):
+    """Of linears alone: without experts, nothing tells two halves of a corpus apart."""
+    from leadline.tap.store import TapStore
+
+    from .taps import toy_key
+
+    rows = ToyRows(layers=1)
+    grams, counts = rows.grams(0)
+    for name in ("one", "two"):
+        with TapStore.open(tmp_path / name, toy_key(end_layer=1), rows.plan) as store:
+            store.seal(0, {"q": grams["gate_up"]}, {"q": counts["gate_up"]})
+            store.finish({})
+    with pytest.raises(UsageError, match="layer 0, q is in"):
+        merge_taps([tmp_path / "one", tmp_path / "two"], tmp_path / "merged")
+
+
+def test_experts_of_one_corpus_under_other_names_are_refused(tmp_path, monkeypatch):
+    first, _ = halves(tmp_path)
+    rows = ToyRows(experts=range(4, EXPERTS))
+    monkeypatch.setattr(toy, "EXPERT_NAME", "other.{layer}")
+    second = write_tap(tmp_path / "second", rows, first_expert=4, end_expert=EXPERTS)
+    with pytest.raises(UsageError, match=r"layer 0, .* differs between .*users"):
+        merge_taps([first, second], tmp_path / "merged")
 
 
 def test_corpus_inside_a_merge_is_refused(tmp_path):

@@ -1,3 +1,4 @@
+import errno
 import os
 from dataclasses import replace
 
@@ -172,6 +173,25 @@ def test_second_tap_into_a_folder_is_refused_naming_the_first(tmp_path):
     open_tap(tmp_path / "tap").close()
 
 
+def test_second_tap_is_refused_though_the_first_left_no_name(tmp_path):
+    with open_tap(tmp_path / "tap") as store:
+        assert store.folder == tmp_path / "tap"
+        (store.folder / ".tap.pid").unlink()
+        with pytest.raises(LockError, match="written by another process"):
+            open_tap(tmp_path / "tap")
+
+
+def test_folder_whose_holder_cannot_be_noted_is_let_go(tmp_path, monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.write_text", full)
+        with pytest.raises(DiskSpaceError, match=r"full while writing .*\.tap\.pid"):
+            open_tap(tmp_path / "tap")
+    open_tap(tmp_path / "tap").close()
+
+
 def test_refused_open_lets_the_folder_go(tmp_path):
     path = write_tap(tmp_path / "tap", stop_after=1)
     with pytest.raises(UsageError):
@@ -332,12 +352,12 @@ def test_finish_turns_floats_into_decimal_strings(tmp_path):
     with open_tap(path) as store:
         for layer in range(3):
             seal(store, layer)
-        store.finish({"seconds": 1.25, "tokens": 40, "tap_dir": "x", "direct": True})
+        store.finish({"seconds": 1.25, "tokens": 40, "tap_dir": "x", "deep": {"of": [0.5, True]}})
     assert read_manifest(path).result == {
         "seconds": "1.25",
         "tokens": 40,
         "tap_dir": "x",
-        "direct": True,
+        "deep": {"of": ["0.5", True]},
     }
 
 
@@ -398,8 +418,25 @@ def test_wave_out_of_turn_is_refused(tmp_path):
     with open_tap(tmp_path / "tap", num_waves=3) as store:
         with pytest.raises(UsageError, match=r"wave 1 \(from 0\) of layer 0 .*holds 0 of 3"):
             seal(store, 0, wave=1)
-        with pytest.raises(ValueError, match="which of the 3 waves"):
-            seal(store, 0)
+        with pytest.raises(UsageError, match=r"wave 3 \(from 0\)"):
+            seal(store, 0, wave=3)
+
+
+def test_wave_without_its_number_is_the_next_until_the_layer_is_full(tmp_path):
+    rows = ToyRows()
+    with open_tap(tmp_path / "tap", num_waves=2) as store:
+        assert store.seal(0, *rows.grams(0, slice(0, 20)))
+        assert store.seal(0, *rows.grams(0, slice(20, 40)))
+        assert not store.seal(0, *rows.grams(0, slice(20, 40)))
+        assert store.sealed == {0}
+
+
+def test_wave_counted_twice_is_found_by_its_rows(tmp_path):
+    rows = ToyRows()
+    with open_tap(tmp_path / "tap", num_waves=2) as store:
+        store.seal(0, *rows.grams(0, slice(0, 30)))
+        with pytest.raises(IntegrityError, match="counted 60 rows, wanted 40"):
+            store.seal(0, *rows.grams(0, slice(0, 30)))
 
 
 def test_wave_that_lost_rows_is_found_when_the_last_is_added(tmp_path):

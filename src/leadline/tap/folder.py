@@ -114,9 +114,12 @@ class FolderLock:
 
     def release(self) -> None:
         """Let the folder go; a second call does nothing."""
-        if self._lock.is_locked:
+        if not self._lock.is_locked:
+            return
+        try:
             with explained_os_errors(self._folder / HOLDER_FILE):
                 (self._folder / HOLDER_FILE).unlink(missing_ok=True)
+        finally:
             self._lock.release()
 
     def _holder(self) -> str:

@@ -176,8 +176,9 @@ class TapStore:
         """Store a wave of a layer's Grams, with the rows that are in each.
 
         *rows* has the names of *grams*: a scalar for a single Gram, else int64 [experts].
-        The arrays are not modified and not kept. *wave*, from 0, may be left out where the
-        corpus passes in one. Returns false where the layer holds that wave already.
+        The arrays are not modified and not kept. *wave*, from 0, says which it is, so that one
+        that the layer holds already is left alone (and false returned); without it, it is taken
+        for the next.
 
         Raises:
             NonFiniteStateError: a Gram holds NaN or Inf; layer, Gram and expert are named.
@@ -257,9 +258,7 @@ class TapStore:
     def _is_due(self, layer: int, done: int, wave: int | None) -> bool:
         """Whether *wave* is the next of a layer that holds *done* of them."""
         num_waves = self._manifest.key.num_waves
-        if wave is None and num_waves > 1:
-            raise ValueError(f"layer {layer}: say which of the {num_waves} waves is sealed")
-        due = 0 if wave is None else wave
+        due = min(done, num_waves - 1) if wave is None else wave
         if layer in self._plan.layer_bytes and due < done:
             return False
         if layer in self._plan.layer_bytes and due == done < num_waves:
@@ -358,4 +357,9 @@ def _gram_block(name: str, gram: SealedGram, before: LayerFile | None) -> Block:
 
 
 def _exact(value: object) -> object:
-    return repr(value) if isinstance(value, float) else value
+    """*value* without floats, however deep: two readers must not differ over its digits."""
+    if isinstance(value, float):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return {name: _exact(item) for name, item in value.items()}
+    return [_exact(item) for item in value] if isinstance(value, (list, tuple)) else value
