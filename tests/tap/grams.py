@@ -15,9 +15,12 @@ def offsets_of(sizes: Sequence[int], device: str = "cpu") -> Tensor:
 
 def packed_gram(rows: Tensor) -> Tensor:
     """Packed upper triangle of rows^T rows: float64 on the CPU."""
-    wide = rows.to("cpu", torch.float64)
+    full = torch.zeros(rows.shape[1], rows.shape[1], dtype=torch.float64)
+    for part in rows.split(100_000):
+        wide = part.to("cpu", torch.float64)
+        full.addmm_(wide.T, wide)
     row, column = torch.triu_indices(rows.shape[1], rows.shape[1])
-    return (wide.T @ wide)[row, column]
+    return full[row, column]
 
 
 def packed_grams(rows: Tensor, offsets: Tensor) -> Tensor:

@@ -150,9 +150,7 @@ def test_grouped_any_width_equals_float64(device: str, width: int) -> None:
 
 @hypothesis_settings(max_examples=30, deadline=None)
 @given(
-    batches=st.lists(
-        st.lists(st.integers(0, 9), min_size=5, max_size=5), min_size=1, max_size=4
-    ),
+    batches=st.lists(st.lists(st.integers(0, 9), min_size=5, max_size=5), min_size=1, max_size=4),
     behind=st.integers(0, 3),
 )
 def test_grouped_any_batches_conserve_rows_and_sum_to_the_whole(
@@ -216,7 +214,7 @@ def test_clear_leaves_no_trace(device: str) -> None:
 @every_device
 def test_rows_with_gaps_between_them_sum_like_dense_ones(device: str) -> None:
     wide = random_rows(50, 200, device=device)
-    for rows in (wide[:, 3:67], wide.T[:64].T, wide[::2, :64]):
+    for rows in (wide[:, 3:67], wide[:, ::3][:, :64], wide[::2, :64]):
         sums = GramSum(64, device=device)
         sums.add(rows)
         assert relative_error(sums.packed(), packed_gram(rows)) < TOLERANCE
@@ -275,7 +273,10 @@ def test_add_does_not_wait_for_the_device() -> None:
     sums = GroupedGramSum(8, 128, device="cuda")
     rows = random_rows(800, 128, device="cuda").bfloat16()
     offsets = offsets_of([100] * 8, "cuda")
-    sums.add(rows, offsets)  # compiled now
+    for _ in range(2):  # compiled, and index tables made, the first time
+        sums.add(rows, offsets)
+        sums.packed()
+        sums.nonfinite_groups()
     torch.cuda.set_sync_debug_mode("error")
     try:
         sums.add(rows, offsets)
