@@ -99,9 +99,9 @@ FAMILIES = MappingProxyType(
             "num_hidden_layers": 4,
             "layer_types": [
                 "linear_attention",
-                "indexed_attention",
+                "full_attention",
                 "linear_attention",
-                "indexed_attention",
+                "full_attention",
             ],
             "rope_parameters": {
                 "rope_type": "default",
@@ -232,7 +232,7 @@ def enliven(model: nn.Module, *, seed: int) -> None:
             parameter.copy_(noise * spread + centre)
         for name, buffer in module.named_buffers(recurse=False):
             if name.endswith("bias"):  # what a router adds before it chooses
-                buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.1)
+                buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.02)
 
 
 def _spread(module: nn.Module, name: str, parameter: Tensor) -> tuple[float, Tensor | float]:
@@ -242,6 +242,8 @@ def _spread(module: nn.Module, name: str, parameter: Tensor) -> tuple[float, Ten
         return 1.0, 0.0
     if name.endswith("bias") or name == "sinks":
         return (0.1, parameter.float()) if name == "dt_bias" else (0.1, 0.0)
+    if name == "A_log":  # drawn at random by the family itself
+        return 0.1, torch.linspace(0.5, 8.0, parameter.numel()).log()
     if parameter.ndim == 1:
         return 0.1, parameter.float()
     if parameter.ndim == 3 and getattr(module, "is_transposed", False):

@@ -27,7 +27,7 @@ def record(
     corpus = documents
     if not isinstance(corpus, Path):
         corpus = write_corpus(out.with_name(f"{out.name}.jsonl"), documents)  # type: ignore[arg-type]
-    given = {"device": "cpu", "dtype": "float32", "vram_mib": 64, "host_pool_mib": 64, **flags}
+    given = {"device": "cpu", "dtype": "float32", "vram_mib": 512, "host_pool_mib": 64, **flags}
     arguments = ["tap", "record", str(checkpoint), "--corpus", str(corpus), "--out", str(out)]
     for name, value in given.items():
         arguments += [f"--{name.replace('_', '-')}", str(value)]
