@@ -1,5 +1,6 @@
 """`leadline gate`: measure, judge, lock."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -60,16 +61,19 @@ def run_and_show(config: Path, out: Path) -> "GateOutcome":
         return run_gate(config, out, view)
 
 
-def finish(outcome: "GateOutcome", json_output: bool) -> None:
+def finish(
+    outcome: "GateOutcome", json_output: bool, more: Mapping[str, object] | None = None
+) -> None:
     """Say how it ended, and leave with the gate's exit code.
 
-    The result goes to stdout: as JSON with *json_output*, and then the words go to stderr.
+    The result goes to stdout: as JSON with *json_output*, *more* included, and then the words
+    go to stderr.
     """
     from leadline.cli.gate_view import status_json
 
     if json_output:
         result = status_json(outcome.status, str(outcome.lock_path) if outcome.lock_path else None)
-        print_json({**result, "report": str(outcome.report_path)})
+        print_json({**result, "report": str(outcome.report_path), **(more or {})})
     tell = talk if json_output else data
     tell.print(f"report: {outcome.report_path}", markup=False)
     if outcome.status.green:
