@@ -86,13 +86,13 @@ def _settle(
 
 
 def doubtful_tokens(
-    exact: Any, narrow: Any, documents: Sequence[Tensor], draws: range
+    exact: Any, narrow: Any, documents: Sequence[Tensor], draws: range, *, noise: float = NOISE
 ) -> list[Tensor]:
     """Tokens, bool [T] a document, with a choice that a noisy run or *narrow* makes otherwise."""
     ids = nn.utils.rnn.pad_sequence(list(documents), batch_first=True)
     clean = _choices(exact, ids)
     doubtful = torch.zeros_like(ids, dtype=torch.bool)
-    runs = [_choices(exact, ids, noisy=_Noise(documents, draw)) for draw in draws]
+    runs = [_choices(exact, ids, noisy=_Noise(documents, draw, noise)) for draw in draws]
     for other in (*runs, _choices(narrow, ids)):
         for ours, theirs in zip(clean, other, strict=True):
             doubtful |= (ours != theirs).any(dim=-1)
@@ -102,18 +102,20 @@ def doubtful_tokens(
 class _Noise:
     """Noise that depends on the draw and a document's place in it, not on who is beside it."""
 
-    def __init__(self, documents: Sequence[Tensor], draw: int) -> None:
+    def __init__(self, documents: Sequence[Tensor], draw: int, size: float) -> None:
+        self._size = size
         self._lengths = [len(document) for document in documents]
         self._generators = [torch.Generator().manual_seed(draw) for _ in documents]
 
     def like(self, hidden: Tensor) -> Tensor:
-        """Standard normal numbers in the shape [B, T, C] of *hidden*."""
+        """Numbers in the shape [B, T, C] of *hidden*, to be added to it."""
         width = hidden.shape[-1]
         rows = [
             torch.randn(length, width, generator=generator)
             for length, generator in zip(self._lengths, self._generators, strict=True)
         ]
-        return nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        scale = hidden.square().mean(dim=-1, keepdim=True).sqrt() * self._size
+        return nn.utils.rnn.pad_sequence(rows, batch_first=True) * scale
 
 
 @torch.no_grad()
@@ -125,8 +127,7 @@ def _choices(model: Any, ids: Tensor, *, noisy: _Noise | None = None) -> list[Te
         if noisy is None:
             return None
         hidden = args[0] if args else kwargs["hidden_states"]
-        size = hidden.square().mean(dim=-1, keepdim=True).sqrt()
-        moved = hidden + NOISE * size * noisy.like(hidden)
+        moved = hidden + noisy.like(hidden)
         return ((moved, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": moved})
 
     def experts(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -134,7 +135,9 @@ def _choices(model: Any, ids: Tensor, *, noisy: _Noise | None = None) -> list[Te
         found.append(chosen.sort(dim=-1).values.view(*ids.shape, -1))
 
     def blocks(module: nn.Module, args: Any, output: Tensor) -> None:
-        found.append(output.view(*ids.shape, -1))
+        # Older transformers give what is added to the scores: nothing where a block is seen.
+        seen = output if output.dtype == torch.bool else output == 0
+        found.append(seen.view(*ids.shape, -1))
 
     with _hooks(model, jostle, experts, blocks):
         model(input_ids=ids, use_cache=False)
