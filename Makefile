@@ -1,7 +1,7 @@
 # leadline: set-up, the demonstration, and every check, from a fresh clone.
 #
 #   make install   own .venv, every package pinned and hashed, leadline itself editable
-#   make demo      install, then the scale gate end to end on this machine
+#   make demo      install, then gate, train and tap a tiny model on this machine
 #   make test      install, then lint, types and tests
 #
 # PYTHON=python3.12 picks the interpreter, TORCH=2.11.0 the torch release, ARGS="..." goes to the

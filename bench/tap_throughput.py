@@ -49,6 +49,8 @@ def main() -> None:
                 bench.measure(part)
     bench.save()
     print(table(bench.results))
+    if arguments.small:
+        print("these sizes only try the script: targets hold for the 20-GB model on a GPU")
 
 
 def parse() -> argparse.Namespace:
