@@ -1,6 +1,5 @@
 """Reads past the page cache, the fall-back, and files that end early."""
 
-import ctypes
 import errno
 import mmap
 import os
@@ -13,6 +12,8 @@ from hypothesis import strategies as st
 
 from leadline.core.errors import IntegrityError, LeadlineError
 from leadline.rig.direct_file import PAGE_BYTES, DirectFile, page_ceil, page_floor
+
+from .page_cache import drop_pages, resident_pages
 
 SIZE = 5 * PAGE_BYTES + 1234
 
@@ -28,26 +29,6 @@ def read(file: DirectFile, begin: int, end: int) -> bytes:
     memory = memoryview(mmap.mmap(-1, max(page_ceil(end) - page_floor(begin), PAGE_BYTES)))
     file.read(memory[: page_ceil(end) - page_floor(begin)], begin, end)
     return bytes(memory[begin - page_floor(begin) : end - page_floor(begin)])
-
-
-def resident_pages(path: Path) -> int:
-    """Pages of *path* in the page cache, as the kernel tells."""
-    with path.open("r+b") as stream, mmap.mmap(stream.fileno(), 0) as mapped:
-        flags = (ctypes.c_ubyte * (-(-len(mapped) // mmap.PAGESIZE)))()
-        address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
-        mincore = ctypes.CDLL(None, use_errno=True).mincore
-        mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
-        assert mincore(address, len(mapped), flags) == 0
-        return sum(flag & 1 for flag in flags)
-
-
-def drop_pages(path: Path) -> None:
-    """Give up the pages of *path*; skips the test where they cannot go."""
-    with path.open("rb") as stream:
-        os.fsync(stream.fileno())
-        os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    if resident_pages(path):
-        pytest.skip("the file system of the temporary folder keeps files in memory")
 
 
 @pytest.mark.parametrize("direct", [True, False])

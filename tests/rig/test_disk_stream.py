@@ -21,6 +21,8 @@ from leadline.rig.direct_file import PAGE_BYTES, page_ceil, page_floor
 from leadline.rig.disk_stream import DiskStream, Extent, Slab, coalesce
 from leadline.rig.host_pool import HostPool
 
+from .page_cache import drop_pages, resident_pages
+
 SIZES = (300_000 + 1234, 4096 * 20, 5000)
 
 
@@ -198,6 +200,19 @@ def test_bytes_from_disk_count_the_pages_of_each_request(blobs: Blobs) -> None:
         assert stream.stats.bytes_read == 3
         # The last page of the file holds 301,234 - 299,008 bytes.
         assert stream.stats.bytes_from_disk == 8192 + 2226
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_t67_streamed_weights_leave_the_cache_to_the_table(blobs: Blobs, direct: bool) -> None:
+    weights, table, _ = blobs.paths
+    drop_pages(weights)
+    table.read_bytes()
+    extents = whole(weights, SIZES[0], 8192)
+    with DiskStream(extents, ring=make_ring(2**16), slab_bytes=8192, direct=direct) as stream:
+        for slab in stream:
+            slab.release()
+    assert resident_pages(weights) == 0
+    assert resident_pages(table) == SIZES[1] // PAGE_BYTES
 
 
 class Gate:

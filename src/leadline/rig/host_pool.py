@@ -5,6 +5,9 @@ Grams, resident layers) is taken from here, so the budget holds by construction.
 
 - Memory is mapped once, on a page boundary, and handed out by moving a mark; nothing is
   given back before `close`.
+- It asks for huge pages: a direct read into small ones ends at the disk's limit of segments.
+  Measured with bench/disk_stream.py (2 cores, virtio disk of 254 segments): 1.74 GB/s into
+  huge pages, 1.26 GB/s into small ones.
 - A child process does not inherit it: a copy made on write under a running direct read or
   device copy would leave the parent with stale bytes.
 """
