@@ -439,6 +439,13 @@ def test_coalesce_covers_every_byte_in_order_and_keeps_to_its_limits(
     assert read <= sum(e.num_bytes for e in extents) + max_gap * len(extents)
 
 
+def test_coalesce_keeps_extents_that_go_back_in_their_file() -> None:
+    spans = [(8192, 8292), (0, 100), (100, 200)]
+    extents = [Extent(path=Path("a"), begin=begin, end=end) for begin, end in spans]
+    pieces = coalesce(extents, max_gap=10**6, max_bytes=2**20)
+    assert [(piece.begin, piece.end) for piece in pieces] == [(8192, 8292), (0, 200)]
+
+
 def test_coalesce_keeps_files_and_tags_apart() -> None:
     first, second = Path("a"), Path("b")
     extents = [

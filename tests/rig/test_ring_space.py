@@ -73,6 +73,7 @@ def test_space_behind_an_older_region_is_not_reused_before_it() -> None:
     assert first is not None
     assert second is not None
     space.release(second)
+    assert space.used_bytes == 100
     assert space.place(10) is None
     space.release(first)
     assert space.place(100) is not None
