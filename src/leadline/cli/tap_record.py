@@ -1,5 +1,6 @@
 """`leadline tap record`: a checkpoint and a corpus in, sealed Grams out."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,6 +40,8 @@ def record(
     as_json: JsonOption = False,
 ) -> None:
     """Tap a checkpoint larger than memory: stream its layers, accumulate, seal."""
+    # Before torch starts: blocks that grow in place keep a budget that is nearly full usable.
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     from leadline.tap.options import RecordOptions
     from leadline.tap.record import record as run
 

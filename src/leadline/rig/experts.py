@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, _default_apply_gate
 
 EXPERTS_IMPLEMENTATION = "leadline"
 WIDE_TOKENS = 1024
@@ -90,11 +90,12 @@ def _group(
         call.listener.gate_up_rows(*counted(sorted_x))
     first = "gate_up_proj" if experts.has_gate else "up_proj"
     inner = _grouped_linear(experts, first, sorted_x, order)
-    inner = experts._apply_gate(inner) if experts.has_gate else experts.act_fn(inner)
     del sorted_x
+    inner = _activate(experts, inner)
     if call.listener is not None:
         call.listener.down_rows(*counted(inner))
     out = _grouped_linear(experts, "down_proj", inner, order)
+    del inner
     if getattr(experts, "has_post_expert_norm", False):
         out = experts.post_expert_norm(out)
     if not whole:  # rows of absent experts were left unwritten by the grouped product
@@ -107,17 +108,35 @@ def _group(
 def combine(out: Tensor, back: Tensor, weights: Tensor) -> Tensor:
     """Weighted sum over each token's k rows: *out* [R, H] at *back* [N, k] to [N, H].
 
-    Products and sums are exact to fp32 whatever the dtype of *out*; a batched product
-    does it without a weighted copy of all rows.
+    Products and sums are fp32 whatever the dtype of *out*.
     """
-    if weights.dtype == out.dtype:
-        return torch.bmm(weights.unsqueeze(1), out[back]).squeeze(1)
-    # Routing weights wider than the rows: in pieces, because the products are wide too.
+    if out.is_cuda and out.dtype != torch.float32:
+        from leadline.rig.fused import weighted_sum
+
+        return weighted_sum(out, back, weights)
+    # In pieces: all rows in fp32 at once would double the working memory.
     parts = [
-        (out[rows] * share.unsqueeze(-1)).sum(dim=1)
+        (out[rows].float() * share.unsqueeze(-1).float()).sum(dim=1)
         for rows, share in zip(back.split(WIDE_TOKENS), weights.split(WIDE_TOKENS), strict=True)
     ]
-    return torch.cat(parts)
+    return torch.cat(parts).to(out.dtype)
+
+
+def _activate(experts: Any, inner: Tensor) -> Tensor:
+    """Gate or activation of the family, between the two projections."""
+    if not experts.has_gate:
+        return experts.act_fn(inner)  # type: ignore[no-any-return]
+    if inner.is_cuda and inner.dtype != torch.float32 and _is_plain_swiglu(experts):
+        from leadline.rig.fused import silu_mul
+
+        return silu_mul(inner)
+    return experts._apply_gate(inner)  # type: ignore[no-any-return]
+
+
+def _is_plain_swiglu(experts: Any) -> bool:
+    """Whether the gate is the library's default one with SiLU."""
+    plain = type(experts)._apply_gate is _default_apply_gate
+    return plain and type(experts.act_fn).__name__ in ("SiLUActivation", "SiLU")
 
 
 def _tell_input(call: ExpertsCall, listener: ExpertRows, x: Tensor, *, first: bool) -> None:

@@ -325,9 +325,12 @@ class LayerPass:
             del linear
             run = self._current
             assert run is not None
-            rows = args[0].flatten(0, -2)
+            source, tokens = args[0], run.chunk.tokens.numel()
+            if run.chunk.cache is not None and source.shape[-2] > tokens:
+                # Latents of the document so far, expanded anew: the chunk's are the last.
+                source = source[..., -tokens:, :]
+            rows = source.flatten(0, -2)
             if run.flat is not None:
-                tokens = run.chunk.tokens.numel()
                 if rows.shape[0] != tokens:
                     raise LeadlineError(
                         f"layer {layer} {module} sees {rows.shape[0]} rows where the chunk has "

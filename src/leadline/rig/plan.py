@@ -18,11 +18,11 @@ from leadline.rig.direct_file import PAGE_BYTES, page_ceil
 from leadline.rig.sizes import ModelSizes
 
 SLAB_BYTES = 16 * 2**20
-MICRO_BATCH_TOKENS = (16_384, 8_192, 4_096, 2_048, 1_024, 512, 256, 128, 64)
+MICRO_BATCH_TOKENS = (64, 128, 256, 512, 1_024, 2_048, 4_096, 8_192, 16_384)
 COPIES_IN_GROUPS = 4
 """Tensors of one token's width that a micro-batch paused between groups of experts holds."""
-WORK_SHARE = 5
-"""A micro-batch's working memory takes at most one part in so many of the device budget."""
+EFFICIENT_TOKENS = 4_096
+"""Wider micro-batches compute little faster."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +31,8 @@ class Budgets:
 
     device_bytes: int
     pool_bytes: int
+    workspace_bytes: int = 0
+    """Of the device budget, what matrix libraries keep for themselves."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,16 +87,18 @@ def plan_wave(
     Raises:
         UsageError: no way to fit, with the sum and the flag.
     """
-    longest = max(lengths)
-    batch_tokens = micro_batch_tokens or _batch_tokens(sizes, budgets, longest)
-    batches = micro_batches(lengths, max_tokens=batch_tokens)
+    if micro_batch_tokens is None:
+        return _best_plan(sizes, tap, lengths, budgets, tables_in_pool=tables_in_pool)
+    batches = micro_batches(lengths, max_tokens=micro_batch_tokens)
     widest = max(batch.tokens for batch in batches)
-    work = widest * sizes.activation_bytes
+    work = widest * sizes.activation_bytes + budgets.workspace_bytes
     group, main, rest, grams = _layer_in_memory(sizes, tap, budgets, work, widest)
     slot = main + rest
     copies = COPIES_IN_GROUPS if group else 1
     residual = sizes.residual_bytes * copies
-    device_room = budgets.device_bytes - slot - grams - work
+    # The embedding is there before the first Gram and gone before the first layer computes.
+    busy = max(grams + work, sizes.entry_bytes)
+    device_room = budgets.device_bytes - slot - busy
     slab = slab_bytes(sizes, budgets)
     ring = 2 * slab
     tables = sum(sizes.table_bytes.values()) if tables_in_pool else 0
@@ -137,18 +141,51 @@ def plan_wave(
         ring_bytes=ring,
         packed_bytes=tap.packed_bytes,
         slab_bytes=slab,
-        device_bytes=num_slots * main + rest + grams + work + device_used,
+        device_bytes=num_slots * main + rest + busy + device_used,
         pool_bytes=sum(map(page_ceil, (ring, tap.packed_bytes, tables, host_used))),
         bytes_to_read=len(chosen)
         * (sizes.entry_bytes_to_read + sum(layer.bytes_to_read for layer in sizes.layers)),
     )
 
 
-def _batch_tokens(sizes: ModelSizes, budgets: Budgets, longest: int) -> int:
-    """Tokens of a micro-batch: as many as a fifth of the device budget computes at once."""
-    room = budgets.device_bytes // WORK_SHARE // sizes.activation_bytes
-    fitting = [n for n in MICRO_BATCH_TOKENS if n <= room]
-    return max(fitting[0] if fitting else MICRO_BATCH_TOKENS[-1], min(longest, max(room, 1)))
+def _best_plan(
+    sizes: ModelSizes,
+    tap: TapSizes,
+    lengths: Sequence[int],
+    budgets: Budgets,
+    *,
+    tables_in_pool: bool,
+) -> WavePlan:
+    """Try micro-batches from wide to narrow: fewest waves, then enough read ahead, then width.
+
+    A wide micro-batch computes best and costs working memory, which narrower ones leave
+    to residuals and to reading ahead.
+    """
+    longest, total = max(lengths), sum(lengths)
+    tried: list[tuple[int, int, int, WavePlan]] = []
+    refusal: UsageError | None = None
+    limit = max(2 * total, MICRO_BATCH_TOKENS[0])
+    for width in sorted({max(n, longest) for n in MICRO_BATCH_TOKENS if n <= limit}):
+        try:
+            plan = plan_wave(
+                sizes,
+                tap,
+                lengths,
+                budgets,
+                micro_batch_tokens=width,
+                tables_in_pool=tables_in_pool,
+            )
+        except UsageError as error:
+            refusal = refusal or error
+            continue
+        ahead = plan.ring_bytes + (plan.num_slots - 1) * plan.main_slot_bytes
+        need = sizes.largest_layer.num_bytes * 9 // 10
+        usable = min(width, EFFICIENT_TOKENS)
+        tried.append((-len(plan.waves), min(usable * need, usable * ahead), width, plan))
+    if not tried:
+        assert refusal is not None
+        raise refusal
+    return max(tried, key=lambda item: item[:3])[3]
 
 
 def slab_bytes(sizes: ModelSizes, budgets: Budgets) -> int:

@@ -8,6 +8,10 @@ from leadline.rig.skeleton import Skeleton
 from leadline.rig.units import ALIGNMENT, Unit, build_unit
 
 
+INDEX_BYTES = 64
+"""Sorting a routed row by its expert: eight numbers of 64 bits."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerSizes:
     """One decoder layer."""
@@ -110,8 +114,8 @@ def activation_bytes(skeleton: Skeleton) -> int:
     """Working memory of one token inside the layer that needs most.
 
     Routed experts keep two of these at a time for each of a token's k rows: sorted
-    input, first projection, gated half, output, output in the tokens' order. Dense
-    projections keep their outputs; norms and additions six residual streams.
+    input, first projection, gated half, output; and some 64-bit indices. Dense
+    projections keep their outputs, norms and additions six residual streams.
     """
     itemsize = skeleton.dtype.itemsize
     config = skeleton.config
@@ -125,7 +129,7 @@ def activation_bytes(skeleton: Skeleton) -> int:
             width = module.down_proj.numel() // module.num_experts // hidden
             first = (2 if module.has_gate else 1) * width
             top_k = getattr(config, "num_experts_per_tok", None) or getattr(config, "top_k", 1)
-            routed += top_k * itemsize * max(2 * hidden, hidden + first, first + 2 * width)
+            routed += top_k * (itemsize * max(hidden + first, first + 2 * width) + INDEX_BYTES)
         most = max(most, dense + routed)
     return most + 6 * skeleton.residual_width() * itemsize
 

@@ -110,7 +110,7 @@ def hidden_argument(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
 
 
 def build_skeleton(
-    checkpoint: Path, *, dtype: torch.dtype, device: torch.device, attention: str = "sdpa"
+    checkpoint: Path, *, dtype: torch.dtype, device: torch.device
 ) -> Skeleton:
     """Build the model of *checkpoint* on meta with its buffers on *device*.
 
@@ -125,7 +125,6 @@ def build_skeleton(
         model = AutoModelForCausalLM.from_config(
             config,
             dtype=dtype,
-            attn_implementation=attention,
             experts_implementation=EXPERTS_IMPLEMENTATION,
         )
     model.eval().requires_grad_(False)

@@ -60,7 +60,7 @@ def plan_steps(
     slot = sizes.largest_layer.num_bytes
     grams = tap.gram_bytes + experts * tap.gram_bytes_per_expert
     width = min(max_num_batched_tokens, sum(lengths))
-    work = width * (sizes.activation_bytes + 2 * sizes.residual_bytes)
+    work = width * (sizes.activation_bytes + 2 * sizes.residual_bytes) + budgets.workspace_bytes
     kv = kv_tokens if kv_tokens is not None else _kv_tokens(lengths, max_num_seqs)
     fixed = slot + grams + work + sizes.entry_bytes + kv * sizes.kv_bytes
     if fixed > budgets.device_bytes:

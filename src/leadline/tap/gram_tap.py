@@ -109,8 +109,7 @@ class GramTap:
 
     def rows_of(self, module: str) -> ExpertRows | None:
         """Listener of an experts module of the present layer."""
-        sums = self._experts.get(module)
-        return None if sums is None else _Listener(sums)
+        return _Listener(self._experts, module) if module in self._experts else None
 
     def linear(self, module: str, rows: Tensor, source: Tensor) -> None:
         """Input of a linear projection: [N, K], counted rows of *source*."""
@@ -223,10 +222,19 @@ class GramTap:
 
 
 class _Listener:
-    """Hands rows of one experts module to its sums."""
+    """Hands rows of one experts module to the sums of the group that is present.
 
-    def __init__(self, sums: _Experts) -> None:
-        self._sums = sums
+    A call that is paused between groups keeps its listener, so the sums are looked up
+    anew at every call.
+    """
+
+    def __init__(self, experts: Mapping[str, _Experts], module: str) -> None:
+        self._experts = experts
+        self._module = module
+
+    @property
+    def _sums(self) -> _Experts:
+        return self._experts[self._module]
 
     def experts_input(self, rows: Tensor) -> None:
         """Pool the input of all experts."""

@@ -32,7 +32,9 @@ from leadline.tap.sealer import Sealer
 from leadline.tap.store import StorePlan, TapStore, planned_layer_bytes
 from leadline.tap.subject import (
     Model,
+    budgets_of,
     corpus_of,
+    keep_device_budget,
     kept_result,
     layer_plan,
     open_model,
@@ -74,6 +76,7 @@ def record(options: RecordOptions, report: Report) -> dict[str, Any]:
         layer_bytes={layer: planned_layer_bytes(grams) for layer, grams in plans.items()},
         notes=tuple(corpus.notes),
     )
+    keep_device_budget(budgets_of(options, model.device), model.device)
     footprint = Footprint(model.device)
     with TapStore.open(options.out, key, store_plan) as store:
         if store.complete:

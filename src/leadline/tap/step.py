@@ -86,15 +86,16 @@ def record_steps(options: RecordOptions, report: Report) -> dict[str, Any]:
 
 
 def refuse_cut_recurrence(model: Model, plan: StepPlan) -> None:
-    """Refuse to cut documents of a model whose layers carry a recurrent state.
+    """Refuse to cut documents of a model with layers that were not seen to continue them.
 
-    Their code goes on from a kept state for single tokens only.
+    Attention, gated linear attention included, goes on from what a chunk left behind;
+    state-space and convolution layers of some families do so for single tokens only.
 
     Raises:
         UsageError: names the width that leaves documents whole.
     """
     kinds = set(getattr(model.skeleton.config, "layer_types", None) or ())
-    recurrent = sorted(kind for kind in kinds if "attention" not in kind or "linear" in kind)
+    recurrent = sorted(kind for kind in kinds if "attention" not in kind)
     if recurrent and plan.longest_document > plan.max_num_batched_tokens:
         raise UsageError(
             f"{model.skeleton.config.model_type} has {recurrent[0]} layers, whose documents cannot "

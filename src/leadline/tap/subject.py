@@ -20,6 +20,8 @@ from leadline.tap.published import planned_grams
 from leadline.tap.store import TapStore, planned_layer_bytes
 from leadline.tap.triangle import packed_length
 
+CUDA_WORKSPACE_BYTES = 96 * 2**20
+"""cuBLAS and cuDNN workspaces, and the sum of small tensors."""
 DEFAULT_SHARE = 4
 """Without a flag the host pool takes one part in so many of the free memory."""
 
@@ -90,7 +92,15 @@ def budgets_of(options: RecordOptions, device: torch.device) -> Budgets:
     return Budgets(
         device_bytes=device_bytes,
         pool_bytes=free // DEFAULT_SHARE if pool is None else pool * 2**20,
+        workspace_bytes=CUDA_WORKSPACE_BYTES if device.type == "cuda" else 0,
     )
+
+
+def keep_device_budget(budgets: Budgets, device: torch.device) -> None:
+    """Hold torch's allocator to the budget: past it, it frees what it caches, then fails."""
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, budgets.device_bytes / total), device)
 
 
 def targets_of(options: RecordOptions, skeleton: Skeleton) -> Targets:
