@@ -51,26 +51,26 @@ def moves(draw: st.DrawFn, shape: tuple[int, ...]) -> list[Move]:
         kind = draw(st.sampled_from(["swap", "split", "merge", "cut", "chunk", "dense"]))
         if kind == "swap":
             other = draw(st.integers(0, current.dim() - 1))
-            move: Move = lambda x, a=dim, b=other: x.transpose(a, b)  # type: ignore[misc]
+            move: Move = lambda x, a=dim, b=other: x.transpose(a, b)  # type: ignore[misc]  # noqa: E731
         elif kind == "split":
             factors = [n for n in range(1, size + 1) if size % n == 0]
             new = [*current.shape]
             factor = draw(st.sampled_from(factors))
             new[dim : dim + 1] = [factor, size // factor]
-            move = lambda x, s=tuple(new): x.reshape(s)  # type: ignore[misc]
+            move = lambda x, s=tuple(new): x.reshape(s)  # type: ignore[misc]  # noqa: E731
         elif kind == "merge":
             if dim == 0:
                 continue
             new = [*current.shape]
             new[dim - 1 : dim + 1] = [new[dim - 1] * new[dim]]
-            move = lambda x, s=tuple(new): x.reshape(s)  # type: ignore[misc]
+            move = lambda x, s=tuple(new): x.reshape(s)  # type: ignore[misc]  # noqa: E731
         elif kind == "cut":
             begin = draw(st.integers(0, size - 1))
             length = draw(st.integers(1, size - begin))
-            move = lambda x, d=dim, b=begin, n=length: x.narrow(d, b, n)  # type: ignore[misc]
+            move = lambda x, d=dim, b=begin, n=length: x.narrow(d, b, n)  # type: ignore[misc]  # noqa: E731
         elif kind == "chunk":
             part = draw(st.sampled_from([0, -1]))
-            move = lambda x, d=dim, p=part: x.chunk(2, d)[p]  # type: ignore[misc]
+            move = lambda x, d=dim, p=part: x.chunk(2, d)[p]  # type: ignore[misc]  # noqa: E731
         else:
             move = lambda x: x.contiguous()  # noqa: E731
         found.append(move)

@@ -245,7 +245,7 @@ def save_tiny(config: Any, path: Path, auto: Any = AutoModelForCausalLM) -> Path
                 sketch = auto.from_config(config, dtype=torch.bfloat16)
             count = sum(parameter.numel() for parameter in sketch.parameters())
             if count > MOST_PARAMETERS:
-                raise CannotBuildError(f"{count:,} parameters are not tiny")
+                raise CannotBuildError(f"{count:,} parameters are not tiny")  # noqa: TRY301
             model = auto.from_config(config, dtype=torch.bfloat16)
             randomise(model)
             model.save_pretrained(path)

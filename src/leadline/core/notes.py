@@ -51,7 +51,11 @@ def parse_note(document: Mapping[str, object]) -> Note:
         DataError: a key is missing or of the wrong type.
     """
     kind, count, detail = document.get("kind"), document.get("count"), document.get("detail")
-    if isinstance(kind, str) and isinstance(count, int) and isinstance(detail, str):
-        if _KIND.fullmatch(kind) and count >= 0 and not isinstance(count, bool):
-            return Note(kind=kind, count=count, detail=detail)
-    raise DataError(f"note {dict(document)!r} needs kind, count of 0 or more, and detail")
+    wrong = DataError(f"note {dict(document)!r} needs kind, count of 0 or more, and detail")
+    if not isinstance(kind, str) or not isinstance(detail, str):
+        raise wrong
+    if not isinstance(count, int) or isinstance(count, bool):
+        raise wrong
+    if not _KIND.fullmatch(kind) or count < 0:
+        raise wrong
+    return Note(kind=kind, count=count, detail=detail)

@@ -125,12 +125,12 @@ def combine(out: Tensor, back: Tensor, weights: Tensor) -> Tensor:
 def _activate(experts: Any, inner: Tensor) -> Tensor:
     """Gate or activation of the family, between the two projections."""
     if not experts.has_gate:
-        return experts.act_fn(inner)  # type: ignore[no-any-return]
+        return experts.act_fn(inner)
     if inner.is_cuda and inner.dtype != torch.float32 and _is_plain_swiglu(experts):
         from leadline.rig.fused import silu_mul
 
         return silu_mul(inner)
-    return experts._apply_gate(inner)  # type: ignore[no-any-return]
+    return experts._apply_gate(inner)
 
 
 def _is_plain_swiglu(experts: Any) -> bool:

@@ -19,6 +19,8 @@ from leadline.rig.sizes import ModelSizes
 
 SLAB_BYTES = 16 * 2**20
 MICRO_BATCH_TOKENS = (64, 128, 256, 512, 1_024, 2_048, 4_096, 8_192, 16_384)
+COPIES_IN_FLIGHT = 8
+"""Residuals of micro-batches on their way to or from the pool, and of layers' ends."""
 COPIES_IN_GROUPS = 4
 """Tensors of one token's width that a micro-batch paused between groups of experts holds."""
 EFFICIENT_TOKENS = 4_096
@@ -91,7 +93,8 @@ def plan_wave(
         return _best_plan(sizes, tap, lengths, budgets, tables_in_pool=tables_in_pool)
     batches = micro_batches(lengths, max_tokens=micro_batch_tokens)
     widest = max(batch.tokens for batch in batches)
-    work = widest * sizes.activation_bytes + budgets.workspace_bytes
+    in_flight = sizes.activation_bytes + COPIES_IN_FLIGHT * sizes.residual_bytes
+    work = widest * in_flight + budgets.workspace_bytes
     group, main, rest, grams = _layer_in_memory(sizes, tap, budgets, work, widest)
     slot = main + rest
     copies = COPIES_IN_GROUPS if group else 1
@@ -116,12 +119,13 @@ def plan_wave(
     parked_room = 0 if group else host_room
     capacity = max(device_room, 0) // residual + parked_room // sizes.residual_bytes
     if capacity < widest:
+        needed = slot + busy + widest * residual
         raise UsageError(
-            f"a device budget of {format_bytes(budgets.device_bytes)} does not hold a layer slot of "
-            f"{format_bytes(slot)}, Grams of {format_bytes(grams)}, {format_bytes(work)} of working memory and the residuals "
-            f"of one micro-batch of {widest:,} tokens ({format_bytes(widest * residual)}); give --vram-mib "
-            f"{-(-(slot + grams + work + widest * residual) // 2**20)} or more, or a smaller "
-            "--micro-batch-tokens"
+            f"a device budget of {format_bytes(budgets.device_bytes)} does not hold a layer slot "
+            f"of {format_bytes(slot)}, Grams of {format_bytes(grams)}, {format_bytes(work)} of "
+            f"working memory and the residuals of one micro-batch of {widest:,} tokens "
+            f"({format_bytes(widest * residual)}); give --vram-mib {-(-needed // 2**20)} or more, "
+            "or a smaller --micro-batch-tokens"
         )
     chosen = waves(batches, capacity)
     numbers = _numbered(chosen)
@@ -213,9 +217,9 @@ def _layer_in_memory(
     group = min(experts, (budgets.device_bytes - fixed) // each)
     if group < 1 or fixed + max(dense, each) > budgets.device_bytes:
         raise UsageError(
-            f"a device budget of {format_bytes(budgets.device_bytes)} does not hold a layer without its "
-            f"experts and its working memory ({format_bytes(fixed)}) and one expert with its Gram "
-            f"({format_bytes(each)}); give --vram-mib "
+            f"a device budget of {format_bytes(budgets.device_bytes)} does not hold a layer "
+            f"without its experts and its working memory ({format_bytes(fixed)}) and one expert "
+            f"with its Gram ({format_bytes(each)}); give --vram-mib "
             f"{-(-(fixed + max(dense, each)) // 2**20)} or more"
         )
     main = max(group * largest.expert_bytes, dense)

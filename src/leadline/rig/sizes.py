@@ -7,7 +7,6 @@ from leadline.rig.layout import ModelLayout
 from leadline.rig.skeleton import Skeleton
 from leadline.rig.units import ALIGNMENT, Unit, build_unit
 
-
 INDEX_BYTES = 64
 """Sorting a routed row by its expert: eight numbers of 64 bits."""
 

@@ -57,9 +57,9 @@ class Skeleton:
         names = (f"{self.body_name}.{n}" if self.body_name else n for n in self.body.state_dict())
         return [name for name in names if not name.startswith(inside)]
 
-    def experts(self, index: int) -> dict[str, nn.Module]:
+    def experts(self, index: int) -> dict[str, Any]:
         """Routed experts of decoder layer *index* by their name inside it."""
-        return experts_modules(self.layers[index])
+        return dict(experts_modules(self.layers[index]))
 
     def linears(self, index: int) -> dict[str, nn.Linear]:
         """Linear projections of decoder layer *index* by their name inside it."""
@@ -109,9 +109,7 @@ def hidden_argument(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     return hidden
 
 
-def build_skeleton(
-    checkpoint: Path, *, dtype: torch.dtype, device: torch.device
-) -> Skeleton:
+def build_skeleton(checkpoint: Path, *, dtype: torch.dtype, device: torch.device) -> Skeleton:
     """Build the model of *checkpoint* on meta with its buffers on *device*.
 
     Raises:

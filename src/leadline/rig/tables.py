@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from leadline.core.errors import UsageError
+from leadline.rig.checkpoint import TensorEntry
 from leadline.rig.host_pool import HostPool
 from leadline.rig.layer_pass import replaced
 from leadline.rig.layout import ModelLayout
@@ -57,7 +58,7 @@ def placed_tables(
 class _Table:
     """Forward of an embedding whose rows lie elsewhere."""
 
-    def __init__(self, lookup: Callable[[np.ndarray], Tensor], dtype: torch.dtype) -> None:  # type: ignore[type-arg]
+    def __init__(self, lookup: Callable[[np.ndarray], Tensor], dtype: torch.dtype) -> None:
         self._lookup = lookup
         self._dtype = dtype
 
@@ -68,8 +69,8 @@ class _Table:
 
 def _on_disk(
     reader: RowReader, dtype: torch.dtype, counters: StreamCounters
-) -> Callable[[np.ndarray], Tensor]:  # type: ignore[type-arg]
-    def lookup(ids: np.ndarray) -> Tensor:  # type: ignore[type-arg]
+) -> Callable[[np.ndarray], Tensor]:
+    def lookup(ids: np.ndarray) -> Tensor:
         before = reader.stats
         rows = torch.from_numpy(reader.gather(ids)).view(dtype)
         counters.table_bytes += reader.stats.bytes_read - before.bytes_read
@@ -81,7 +82,7 @@ def _on_disk(
 
 def _in_ram(
     reader: RowReader, dtype: torch.dtype, pool: HostPool, counters: StreamCounters
-) -> Callable[[np.ndarray], Tensor]:  # type: ignore[type-arg]
+) -> Callable[[np.ndarray], Tensor]:
     memory = pool.take(reader.num_rows * reader.row_bytes).view(reader.num_rows, reader.row_bytes)
     step = max(1, READ_BYTES // reader.row_bytes)
     for begin in range(0, reader.num_rows, step):
@@ -98,13 +99,13 @@ def _parts(
 ) -> tuple[list[RowPart], int, torch.dtype]:
     known = layout.parameters[name]
     meta = torch.empty(known.shape, device="meta")
-    placed = []
+    placed: list[tuple[int, TensorEntry]] = []
     for piece in known.pieces:
         view = piece.view(meta)
         if view.dim() != 2 or view.shape[1] != known.shape[1] or view.stride() != meta.stride():
             placed = []
             break
-        placed.append((view.storage_offset() // known.shape[1], piece.source))
+        placed.append((int(view.storage_offset()) // known.shape[1], piece.source))
     if known.conversion is not None or not placed:
         raise UsageError(
             f"{name} is a gather table whose rows are not stored one behind the other; "

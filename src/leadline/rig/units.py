@@ -166,7 +166,7 @@ def _place(
             end=end,
             shape=tuple(view.shape),
             stride=tuple(view.stride()),
-            offset=start,
+            offset=int(start),
         ),
     )
 

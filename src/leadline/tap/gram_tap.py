@@ -156,8 +156,8 @@ class GramTap:
     @property
     def num_bytes(self) -> int:
         """Memory of all accumulators."""
-        sums = [*self._singles.values(), *self._grouped.values()]
-        return sum(one.num_bytes for one in sums)
+        single = sum(one.num_bytes for one in self._singles.values())
+        return single + sum(one.num_bytes for one in self._grouped.values())
 
     def _open(self, name: str, module: torch.nn.Module, experts: int, stage: int) -> _Experts:
         hidden, inner = expert_widths(module, self._skeleton.config.hidden_size)

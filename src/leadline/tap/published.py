@@ -3,6 +3,8 @@
 import re
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
 from leadline.rig.layout import ModelLayout
@@ -16,11 +18,11 @@ _NUMBER = re.compile(r"\d+")
 
 def sealed_grams(
     grams: LayerGrams, layer: int, skeleton: Skeleton, layout: ModelLayout
-) -> tuple[dict[str, SealedGram], dict[str, object]]:
+) -> tuple[dict[str, SealedGram], dict[str, NDArray[np.int64]]]:
     """Grams and row counts under the names of the store."""
     modules = skeleton.experts(layer)
     sealed: dict[str, SealedGram] = {}
-    rows: dict[str, object] = {}
+    rows: dict[str, NDArray[np.int64]] = {}
     for name, packed in grams.packed.items():
         module_name, _, leaf = name.rpartition(".")
         module = modules.get(module_name)

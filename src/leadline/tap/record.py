@@ -280,7 +280,12 @@ class _Waves:
 
     def _seal(self, layer: int, grams: LayerGrams, notes: list[Note]) -> None:
         sealed, rows = sealed_grams(grams, layer, self._model.skeleton, self._model.layout)
-        self._sealer.submit(lambda: self._store.seal(layer, sealed, rows, notes))
+        wave = self._wave
+
+        def seal() -> None:
+            self._store.seal(layer, sealed, rows, notes, wave=wave)
+
+        self._sealer.submit(seal)
 
     def _save_residuals(self, layer: int, residuals: Iterator[Tensor]) -> None:
         last = layer == self._model.skeleton.num_layers - 1

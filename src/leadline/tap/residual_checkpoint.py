@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -85,16 +86,16 @@ class ResidualCheckpoints:
         if not state_path.is_file():
             return None
         try:
-            state = parse_canonical(state_path.read_bytes())
-            path = self._folder / str(state["file"])  # type: ignore[call-overload, index]
-            if state["key"] != self._digest or not path.is_file():  # type: ignore[call-overload, index]
+            state: Any = parse_canonical(state_path.read_bytes())
+            path = self._folder / str(state["file"])
+            if state["key"] != self._digest or not path.is_file():
                 return None
-            if sha256_file(path) != state["sha256"]:  # type: ignore[call-overload, index]
+            if sha256_file(path) != state["sha256"]:
                 return None
             return SavedResiduals(
-                wave=int(state["wave"]),  # type: ignore[call-overload, index, arg-type]
-                layer=int(state["layer"]),  # type: ignore[call-overload, index, arg-type]
-                shapes=tuple(tuple(shape) for shape in state["shapes"]),  # type: ignore[call-overload, index, union-attr]
+                wave=int(state["wave"]),
+                layer=int(state["layer"]),
+                shapes=tuple(tuple(shape) for shape in state["shapes"]),
                 path=path,
             )
         except (LeadlineError, KeyError, TypeError, ValueError):
@@ -119,4 +120,4 @@ def read_residuals(saved: SavedResiduals, dtype: torch.dtype) -> Iterator[Tensor
 def as_bytes(hidden: Tensor) -> memoryview:
     """The tensor's numbers as they lie in memory."""
     raw = hidden.detach().cpu().contiguous().view(torch.uint8)
-    return memoryview(raw.flatten().numpy())
+    return memoryview(raw.flatten().numpy().data)
