@@ -40,41 +40,39 @@ def fill(made: Tensor, sources: list[TensorEntry]) -> Tensor:
     return out
 
 
+def draw_move(draw: st.DrawFn, current: Tensor) -> Move:
+    """One move that fits *current*."""
+    dim = draw(st.integers(0, current.dim() - 1))
+    size, shape = current.shape[dim], list(current.shape)
+    kind = draw(st.sampled_from(["swap", "split", "merge", "cut", "chunk", "dense"]))
+    if kind == "swap":
+        other = draw(st.integers(0, current.dim() - 1))
+        return lambda x: x.transpose(dim, other)
+    if kind == "split":
+        factor = draw(st.sampled_from([n for n in range(1, size + 1) if size % n == 0]))
+        shape[dim : dim + 1] = [factor, size // factor]
+        return lambda x: x.reshape(shape)
+    if kind == "merge":
+        shape[max(dim - 1, 0) : dim + 1] = [prod(shape[max(dim - 1, 0) : dim + 1])]
+        return lambda x: x.reshape(shape)
+    if kind == "cut":
+        begin = draw(st.integers(0, size - 1))
+        length = draw(st.integers(1, size - begin))
+        return lambda x: x.narrow(dim, begin, length)
+    if kind == "chunk":
+        part = draw(st.sampled_from([0, -1]))
+        return lambda x: x.chunk(2, dim)[part]
+    return lambda x: x.contiguous()
+
+
 @st.composite
 def moves(draw: st.DrawFn, shape: tuple[int, ...]) -> list[Move]:
-    """Up to five moves that fit a tensor of *shape*."""
+    """Up to five moves, one after another, that fit a tensor of *shape*."""
     found: list[Move] = []
     current = torch.empty(shape)
     for _ in range(draw(st.integers(0, 5))):
-        dim = draw(st.integers(0, current.dim() - 1))
-        size = current.shape[dim]
-        kind = draw(st.sampled_from(["swap", "split", "merge", "cut", "chunk", "dense"]))
-        if kind == "swap":
-            other = draw(st.integers(0, current.dim() - 1))
-            move: Move = lambda x, a=dim, b=other: x.transpose(a, b)  # type: ignore[misc]  # noqa: E731
-        elif kind == "split":
-            factors = [n for n in range(1, size + 1) if size % n == 0]
-            new = [*current.shape]
-            factor = draw(st.sampled_from(factors))
-            new[dim : dim + 1] = [factor, size // factor]
-            move = lambda x, s=tuple(new): x.reshape(s)  # type: ignore[misc]  # noqa: E731
-        elif kind == "merge":
-            if dim == 0:
-                continue
-            new = [*current.shape]
-            new[dim - 1 : dim + 1] = [new[dim - 1] * new[dim]]
-            move = lambda x, s=tuple(new): x.reshape(s)  # type: ignore[misc]  # noqa: E731
-        elif kind == "cut":
-            begin = draw(st.integers(0, size - 1))
-            length = draw(st.integers(1, size - begin))
-            move = lambda x, d=dim, b=begin, n=length: x.narrow(d, b, n)  # type: ignore[misc]  # noqa: E731
-        elif kind == "chunk":
-            part = draw(st.sampled_from([0, -1]))
-            move = lambda x, d=dim, p=part: x.chunk(2, d)[p]  # type: ignore[misc]  # noqa: E731
-        else:
-            move = lambda x: x.contiguous()  # noqa: E731
-        found.append(move)
-        current = move(current)
+        found.append(draw_move(draw, current))
+        current = found[-1](current)
     return found
 
 

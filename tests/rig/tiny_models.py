@@ -241,20 +241,22 @@ def save_tiny(config: Any, path: Path, auto: Any = AutoModelForCausalLM) -> Path
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with torch.device("meta"):
-                sketch = auto.from_config(config, dtype=torch.bfloat16)
-            count = sum(parameter.numel() for parameter in sketch.parameters())
-            if count > MOST_PARAMETERS:
-                raise CannotBuildError(f"{count:,} parameters are not tiny")  # noqa: TRY301
-            model = auto.from_config(config, dtype=torch.bfloat16)
-            randomise(model)
-            model.save_pretrained(path)
+            _build_and_save(config, path, auto)
             on_meta(AutoConfig.from_pretrained(path))
-    except CannotBuildError:
-        raise
     except Exception as error:
         raise CannotBuildError(f"{type(error).__name__}: {str(error)[:200]}") from error
     return path
+
+
+def _build_and_save(config: Any, path: Path, auto: Any) -> None:
+    with torch.device("meta"):
+        sketch = auto.from_config(config, dtype=torch.bfloat16)
+    count = sum(parameter.numel() for parameter in sketch.parameters())
+    if count > MOST_PARAMETERS:
+        raise ValueError(f"{count:,} parameters are not tiny")
+    model = auto.from_config(config, dtype=torch.bfloat16)
+    randomise(model)
+    model.save_pretrained(path)
 
 
 @torch.no_grad()
