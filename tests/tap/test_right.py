@@ -220,7 +220,6 @@ def test_waves_and_groups_of_experts_equal_reference(
         flags = {"targets": "all", "micro_batch_tokens": WIDTH}
         return record(checkpoints(family), DOCUMENTS, tmp_path / f"tap{kib}", **flags)
 
-    monkeypatch.setattr("leadline.rig.plan.WORKSPACE_BYTES", 0)
     kib = _smallest_not_refused(tap) + more_kib
     result = tap(kib)
     if not more_kib:

@@ -104,8 +104,10 @@ _CASES = bytes(
     1 if chr(code).islower() else 2 if chr(code).isupper() else 3 if chr(code).isdigit() else 0
     for code in range(256)
 )
-_TOKENIZER_HASH = re.compile(rb"izer_sha256\"\s*:\s*\"[0-9a-f]{64}\"")
-"""What follows `token` where a manifest of shards names its tokenizer's file: a public hash."""
+_TOKENIZER_FACT = re.compile(
+    rb"izer_(?:sha256\"\s*:\s*\"[0-9a-f]{64}|class\"\s*:\s*\"[A-Za-z][A-Za-z0-9]{0,60}Tokenizer\w*)\""
+)
+"""What follows `token` where a file names its tokenizer: a public hash, or a class."""
 _MIN_ENTROPY_BITS = 3.0  # per character; random hex of 16 characters has 3.3 on average
 _MIN_TURNS_SHARE = 0.25  # of neighbours that differ in kind; random base62 has 0.6, hex 0.45
 
@@ -173,7 +175,7 @@ def _assigned(data: bytes, path: str) -> Iterator[tuple[int, str]]:
         while at >= 0:
             for pattern in patterns:
                 match = pattern.match(data, at + len(name))
-                harmless = _TOKENIZER_HASH.match(data, at + len(name))
+                harmless = _TOKENIZER_FACT.match(data, at + len(name))
                 if match and not harmless and looks_random(match.group(2)):
                     yield at, "assigned-secret"
                     break

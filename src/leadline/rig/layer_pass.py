@@ -102,6 +102,8 @@ class _Run:
     layer: int = -1
     greenlet: Any = None
     embedded: Tensor | None = None
+    entered: tuple[Tensor, ...] = ()
+    """Embedding and input of the first layer: the forward's frame keeps them to its end."""
     waiting: Tensor | None = None
     """What stands for its residual stream while it waits for the next layer."""
 
@@ -261,7 +263,9 @@ class LayerPass:
             return zero.expand(*ids.shape, width)
         assert run.embedded is not None
         embedded, run.embedded = run.embedded, None
-        return self._residuals.fetch(run.index, embedded)
+        fetched = self._residuals.fetch(run.index, embedded)
+        run.entered = (fetched,)
+        return fetched
 
     def _before(self, layer: int) -> Callable[..., Any]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -271,6 +275,9 @@ class LayerPass:
             assert self._residuals is not None
             if layer == self._start and layer == 0:
                 run.layer = layer
+                entered = (*run.entered, hidden_argument(args, kwargs))
+                others = (*args[1:], *kwargs.values()) if args else tuple(kwargs.values())
+                run.entered = () if _reads_any(others, entered, bool(args)) else entered
                 return None
             if layer > self._start:
                 if run.layer != layer - 1:
@@ -301,6 +308,8 @@ class LayerPass:
             self._listener.chunk_done(layer, run.index, hidden)
             if last:
                 raise GreenletExit
+            _empty(run.entered, hidden)
+            run.entered = ()
             parked = self._residuals.park(run.index, hidden)
             return (parked, *output[1:]) if isinstance(output, tuple) else parked
 
@@ -340,6 +349,25 @@ class LayerPass:
             self._listener.linear(layer, module, rows, args[0])
 
         return hook
+
+
+def _reads_any(others: tuple[Any, ...], entered: tuple[Tensor, ...], positional: bool) -> bool:
+    """Whether a layer is also given the embedding apart from its input: later ones will be."""
+    known = {tensor.data_ptr() for tensor in entered}
+    same = sum(1 for x in others if isinstance(x, Tensor) and x.data_ptr() in known)
+    return same > (0 if positional else 1)
+
+
+def _empty(entered: tuple[Tensor, ...], output: Tensor) -> None:
+    """Give back the memory of what a paused forward holds and will not read again.
+
+    A model's forward keeps its embedding in a local variable: a second residual stream
+    for every micro-batch of a wave.
+    """
+    for tensor in entered:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() != output.untyped_storage().data_ptr():
+            storage.resize_(0)
 
 
 def _pass_through(*args: Any, **kwargs: Any) -> Any:
