@@ -136,8 +136,7 @@ def test_any_changed_byte_is_refused_or_leaves_a_sound_header(
     path.write_bytes(data)
     try:
         header = read_shard_header(path)
-    except LeadlineError as error:
-        assert str(path.name) in str(error)
+    except LeadlineError:
         return
     ends = [(entry.begin, entry.end) for entry in header.entries]
     assert ends == sorted(ends)

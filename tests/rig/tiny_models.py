@@ -114,6 +114,13 @@ _NGRAMS = {
     },
 }
 
+_GEMMA4 = {
+    "enable_moe_block": True,
+    "num_experts": 4,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 32,
+}
+
 OVERRIDES: Mapping[str, dict[str, Any]] = MappingProxyType(
     {
         "dots1": {"n_routed_experts": 4, "n_shared_experts": 1},
@@ -121,6 +128,8 @@ OVERRIDES: Mapping[str, dict[str, Any]] = MappingProxyType(
         "dots3_note_text": {"num_key_value_heads": 4},
         "falcon_h1": {"mamba_d_ssm": 128},
         "gemma3n_text": {"num_kv_shared_layers": 0},
+        "gemma4": _GEMMA4,
+        "gemma4_text": _GEMMA4,
         "hunyuan_v1_dense": {"head_dim": 16},
         "hunyuan_v1_moe": {"head_dim": 16},
         "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"]},

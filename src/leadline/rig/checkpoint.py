@@ -180,7 +180,9 @@ def _refuse_disagreement(
     said = []
     if wrong:
         first = wrong[0]
-        where = f"it is in {tensors[first].shard}" if first in tensors else "no shard it names has it"
+        where = (
+            f"it is in {tensors[first].shard}" if first in tensors else "no shard it names has it"
+        )
         said.append(
             f"{len(wrong)} tensors are not in the shard it names, first {first} in "
             f"{weight_map[first]} ({where})"

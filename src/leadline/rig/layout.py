@@ -221,11 +221,13 @@ def _wrong_shape(
 def _missing(
     checkpoint: Checkpoint, missing: Sequence[str], expected: int, unmapped: Sequence[str]
 ) -> IntegrityError:
-    hint = ""
-    if unmapped:
-        hint = f"; {len(unmapped)} tensors belong to none, first {unmapped[0]}"
+    spare = f"; tensors that belong to none: {_first_of(unmapped)}" if unmapped else ""
     return IntegrityError(
         f"{checkpoint.path} fills {expected - len(missing)} of the {expected} parameters that the "
-        f"model expects: {len(missing)} have no tensor, first {missing[0]}{hint}; fetch the whole "
+        f"model expects; without a tensor: {_first_of(missing)}{spare}; fetch the whole "
         "checkpoint, or one whose config.json names its own architecture"
     )
+
+
+def _first_of(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
