@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from leadline.cli.output import JsonOption, data, print_json, talk
+from leadline.core.errors import LeadlineError
 from leadline.core.units import format_bytes
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def record(
         threads=threads,
         text_field=text_field,
     )
-    with tap_bar() as show:
+    with tap_bar() as show, memory_named():
         result = run(options, show)
     if as_json:
         print_json(result)
@@ -73,6 +74,20 @@ def record(
         tell(result)
     if strict and result["notes"]:
         raise typer.Exit(3)
+
+
+@contextmanager
+def memory_named() -> Iterator[None]:
+    """Turn a device's "out of memory" into what to do about it."""
+    import torch
+
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise LeadlineError(
+            "the tap needed more device memory than its plan counted and --vram-mib allows; what "
+            "is sealed stays: run again with a smaller --micro-batch-tokens or a larger --vram-mib"
+        ) from error
 
 
 def tell(result: dict[str, Any]) -> None:

@@ -47,7 +47,7 @@ from leadline.tap.subject import (
     tap_sizes,
     targets_of,
 )
-from leadline.tap.wave import TapListener, WeightScan, refuse_bad_numbers
+from leadline.tap.wave import TapListener, WeightScan, refuse_bad_numbers, starved_experts
 
 
 def record_steps(options: RecordOptions, report: Report) -> dict[str, Any]:
@@ -195,7 +195,8 @@ class _Steps:
                     self._step += 1
         for layer, grams in sorted(self._sums.items()):
             sealed, rows = sealed_grams(grams, layer, model.skeleton, model.layout)
-            self._store.seal(layer, sealed, rows, self._notes.get(layer, ()))
+            notes = [*self._notes.get(layer, ()), *starved_experts(layer, grams)]
+            self._store.seal(layer, sealed, rows, notes)
         result = self._result(scheduler)
         self._store.finish(result)
         return result
