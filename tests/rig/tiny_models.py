@@ -93,9 +93,7 @@ SIZES = MappingProxyType(
 )
 
 _NGRAMS = {
-    "num_hidden_layers": 4,
-    "layer_types": ["linear_attention", "indexed_attention"] * 2,
-    "ple_layer_ids": [1, 3],
+    "ple_layer_ids": [1, 2],
     "ple_embed_dim": 24,
     "heads_per_ngram": 2,
     "ngram_size": 3,
