@@ -1,12 +1,13 @@
-"""Tiny checkpoints, each built once a session."""
+"""Tiny checkpoints, each built once a session, and a server of forked commands."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from .families import build_checkpoint
+from .processes import CommandServer
 
 Checkpoints = Callable[..., Path]
 """`checkpoints(family, **build_checkpoint's own)`: a folder that is read and never changed."""
@@ -25,3 +26,10 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
         return built[key]
 
     return get
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandServer]:
+    """Runs `leadline` in processes of its own."""
+    with CommandServer(tmp_path_factory.mktemp("commands")) as running:
+        yield running

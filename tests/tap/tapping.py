@@ -17,12 +17,13 @@ from .families import write_corpus
 from .reference import ReferenceGrams, relative_error
 
 
-def record(
+def command(
     checkpoint: Path, documents: Sequence[Sequence[int]] | Path, out: Path, **flags: Any
-) -> dict[str, Any]:
-    """Tap *documents* (ids, or a corpus on disk) on the CPU; what `--json` prints.
+) -> list[str]:
+    """Arguments of a tap of *documents* (ids, or a corpus on disk) on the CPU, with `--json`.
 
-    Flags are those of the command line, with underscores. Errors come through as raised.
+    Flags are those of the command line, with underscores; None leaves one out, True is a
+    flag without a value.
     """
     corpus = documents
     if not isinstance(corpus, Path):
@@ -30,8 +31,17 @@ def record(
     given = {"device": "cpu", "dtype": "float32", "vram_mib": 512, "host_pool_mib": 64, **flags}
     arguments = ["tap", "record", str(checkpoint), "--corpus", str(corpus), "--out", str(out)]
     for name, value in given.items():
-        arguments += [f"--{name.replace('_', '-')}", str(value)]
-    ran = CliRunner().invoke(app, [*arguments, "--json"], catch_exceptions=False)
+        words = [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+        arguments += [] if value is None else words
+    return [*arguments, "--json"]
+
+
+def record(
+    checkpoint: Path, documents: Sequence[Sequence[int]] | Path, out: Path, **flags: Any
+) -> dict[str, Any]:
+    """Run `command` in this process; what `--json` prints. Errors come through as raised."""
+    arguments = command(checkpoint, documents, out, **flags)
+    ran = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert ran.exit_code == 0, ran.output
     result: dict[str, Any] = json.loads(ran.stdout)
     return result
