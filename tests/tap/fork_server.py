@@ -11,6 +11,7 @@ code. Its stdout, stderr and what the kernel counted for it lie in DIR afterward
 
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -22,6 +23,7 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = "1"
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+import torch
 from tests.tap import faults  # type: ignore[import-not-found]
 
 from leadline.cli.app import main as leadline
@@ -31,14 +33,24 @@ COUNTERS = ("/proc/self/io", "/proc/self/status")
 
 
 def warm() -> None:
-    """Import what every tap imports."""
+    """Import and compute what every tap does, so that a fork begins with its own work."""
+    import rich.progress  # noqa: F401
+    from pydantic import BaseModel  # noqa: F401
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.conversion_mapping import get_model_conversion_mapping
+
     import leadline.tap.plan_report
     import leadline.tap.record
     import leadline.tap.step  # noqa: F401
 
+    # transformers compiles a thousand patterns for every model; the cache holds half of them.
+    re._MAXCACHE = 10_000  # type: ignore[attr-defined]
     for family in FAMILIES:
-        with suppress(ImportError):  # a family of a newer transformers
+        with suppress(ImportError, ValueError):  # a family of a newer transformers
             __import__(f"transformers.models.{family}.modeling_{family}")
+    with torch.device("meta"):
+        config = AutoConfig.for_model("qwen2_moe", num_hidden_layers=1)
+        get_model_conversion_mapping(AutoModelForCausalLM.from_config(config))
 
 
 def main() -> None:

@@ -178,8 +178,9 @@ class _Waves:
                 finally:
                     self._sealer.close()
         result = self._result()
-        self._store.finish(result)
+        # Before the tap is complete: nobody looks for residuals afterwards.
         self._checkpoints.clear()
+        self._store.finish(result)
         return result
 
     def _parts(self, book: UnitBook, pool: HostPool) -> WaveParts:

@@ -76,8 +76,8 @@ class ResidualCheckpoints:
             "sha256": digest.hexdigest(),
         }
         write_bytes(self._folder / STATE_FILE, canonical_bytes(state))
-        for old in self._folder.glob("residuals_*.bin"):
-            if old != path:
+        for old in self._folder.iterdir():
+            if old.name not in (path.name, STATE_FILE):  # temporary files of killed runs too
                 old.unlink()
 
     def find(self) -> SavedResiduals | None:
