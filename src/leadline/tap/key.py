@@ -49,6 +49,10 @@ class TapKey:
     """wave, step, or mixed for a merge of unlike taps."""
     num_waves: int = 1
     micro_batch_tokens: int
+    experts_per_group: int = 0
+    """Experts computed together, whose share of the output is rounded; 0: all of them."""
+    batches_digest: str = ""
+    """Over the documents of each micro-batch of each wave; empty where steps say it all."""
     step_tokens: int = 0
     """Width of a step; 0 for a wave."""
     max_num_seqs: int = 0

@@ -35,7 +35,7 @@ _MAY_DIFFER = frozenset(
         *("documents", "tokens", "corpus_digest", "max_document_tokens"),
         *("first_layer", "end_layer", "first_expert", "end_expert"),
         *("schedule", "num_waves", "micro_batch_tokens", "step_tokens", "max_num_seqs"),
-        *("kv_tokens", "tokenizer_digest"),
+        *("experts_per_group", "batches_digest", "kv_tokens", "tokenizer_digest"),
     }
 )
 """Sums over other tokens, or the same sums in another order of rounding."""
@@ -184,6 +184,8 @@ def _merged_key(sides: Sequence[CorpusTaps]) -> TapKey:
         schedule=_common(keys, "schedule", "mixed"),
         num_waves=1,
         micro_batch_tokens=_common(keys, "micro_batch_tokens", 0),
+        experts_per_group=_common(keys, "experts_per_group", 0),
+        batches_digest="",
         step_tokens=_common(keys, "step_tokens", 0),
         max_num_seqs=_common(keys, "max_num_seqs", 0),
         kv_tokens=_common(keys, "kv_tokens", 0),

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from leadline.core.canonical import sha256_json
 from leadline.core.notes import Note
 from leadline.rig.batching import MicroBatch
 from leadline.rig.host_pool import HostPool
@@ -104,6 +105,10 @@ def tap_key(options: RecordOptions, model: Model, corpus: Corpus, plan: WavePlan
         schedule="wave",
         num_waves=len(plan.waves),
         micro_batch_tokens=max(batch.tokens for batch in plan.micro_batches),
+        experts_per_group=plan.experts_per_group,
+        batches_digest=sha256_json(
+            [[list(plan.micro_batches[i].documents) for i in wave] for wave in plan.waves]
+        ),
     )
 
 
