@@ -175,7 +175,8 @@ def _layer_seconds(
     width = model.sizes.residual_bytes // model.skeleton.dtype.itemsize
     residuals = ResidualStore([None] * len(chunks), device=model.device, dtype=model.skeleton.dtype)
     hidden = torch.randn(batch_documents, document_tokens, width, dtype=model.skeleton.dtype)
-    residuals.restore(hidden for _ in chunks)
+    # Each its own: a pass gives the memory of what has entered the first layer back.
+    residuals.restore(hidden.clone() for _ in chunks)
     run = LayerPass(model.skeleton, weights, device=model.device, listener=listener)
     try:
         run.run(chunks, residuals, start=layer)
