@@ -6,6 +6,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partialmethod
 from pathlib import Path
 from typing import Any
@@ -90,3 +91,19 @@ def small_tables() -> None:
     Skeleton.gather_tables = partialmethod(  # type: ignore[assignment,method-assign]
         Skeleton.gather_tables, floor=1
     )
+
+
+def fill_disk(layer: int, filler: str) -> None:
+    """Another program takes all space of the disk as a layer is about to be sealed."""
+    from leadline.tap.store import TapStore
+
+    seal = TapStore.seal
+
+    def sealed(self: TapStore, number: int, *args: Any, **kwargs: Any) -> bool:
+        if number == layer:
+            with Path(filler).open("wb", buffering=0) as stream, suppress(OSError):
+                while True:
+                    stream.write(bytes(4096))
+        return seal(self, number, *args, **kwargs)
+
+    TapStore.seal = sealed  # type: ignore[method-assign]

@@ -99,6 +99,10 @@ def tell(result: dict[str, Any]) -> None:
     )
     for name, size in result["gather_tables"].items():
         table.add_row("gather table", f"{name}: {format_bytes(size)}, {result['gather_tables_on']}")
+    strangers = result["not_in_model"]
+    if strangers:
+        told = f"{len(strangers):,} tensors, {strangers[0]} first: not read"
+        table.add_row("not in the model", told)
     table.add_row("corpus", f"{result['tokens']:,} tokens, {result['documents']:,} documents")
     if result["fits"]:
         _tell_fit(table, result)

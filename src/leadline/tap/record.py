@@ -329,6 +329,7 @@ class _Waves:
             "seconds": round(seconds, 3),
             "tok_s": round(self._corpus.num_tokens / seconds, 1),
             "checkpoint_bytes": model.checkpoint.total_bytes,
+            "tensors_not_in_model": len(model.layout.unmapped),
             "bytes_read": self._counters.bytes_wanted + self._counters.table_bytes,
             "bytes_from_disk": self._counters.bytes_from_disk
             + self._counters.table_bytes_from_disk,
