@@ -164,11 +164,11 @@ def starve(path: Path, layer: int, experts: Sequence[int] = (6, 7)) -> None:
     edit_tensor(path, router_name(layer), change)
 
 
-def poison(path: Path, name: str, value: float = float("nan")) -> None:
-    """Put one NaN, or *value*, into the middle of a tensor."""
+def poison(path: Path, name: str, value: float = float("nan"), *, at: int | None = None) -> None:
+    """Put one NaN, or *value*, into a tensor: into its middle, or at a flat index."""
 
     def change(weight: Tensor) -> None:
-        weight.view(-1)[weight.numel() // 2] = value
+        weight.view(-1)[weight.numel() // 2 if at is None else at] = value
 
     edit_tensor(path, name, change)
 

@@ -268,8 +268,8 @@ class _Steps:
         del residuals
         fresh = self._tap.take_layer()
         notes = refuse_bad_numbers(layer, self._scan, fresh, residual_is_finite=finite)
-        if notes:
-            self._notes[layer] = notes
+        kept_notes = self._notes.setdefault(layer, [])
+        kept_notes += [note for note in notes if note not in kept_notes]
         if layer not in self._store.manifest.planned_layers:
             return
         kept = self._sums.get(layer)

@@ -21,6 +21,9 @@ from leadline.rig.weights import StreamCounters, StreamShape
 from leadline.tap.gram_tap import GramTap, LayerGrams
 from leadline.tap.residual_checkpoint import SavedResiduals, read_residuals
 
+OUTSIDE = -1
+"""In place of a layer: embeddings and what else stands outside the layers."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BadWeight:
@@ -145,10 +148,18 @@ def refuse_bad_numbers(
         NonFiniteStateError: layer, tensor and expert are named.
     """
     notes = []
-    for bad in scan.found.get(layer, ()):
+    tapped = grams is not None and bool(grams.packed)
+    # What stands outside the layers is told once, with the first layer that can hold a note.
+    outside = scan.found.pop(OUTSIDE, []) if tapped else scan.found.get(OUTSIDE, [])
+    for bad in (*outside, *scan.found.get(layer, ())):
         where = f"{bad.name}" + (
             f" of expert {', '.join(map(str, bad.experts[:8]))}" if bad.experts else ""
         )
+        if residual_is_finite and bad.layer == OUTSIDE:
+            if tapped:
+                detail = f"{where} holds NaN or Inf; no token of the corpus shows it"
+                notes.append(Note(kind="weight_not_finite", count=1, detail=detail))
+            continue
         if residual_is_finite and bad.experts and not _reached(bad, grams):
             detail = f"layer {layer}: {where} holds NaN or Inf; no token reached it"
             notes.append(Note(kind="weight_not_finite", count=len(bad.experts), detail=detail))
@@ -159,10 +170,20 @@ def refuse_bad_numbers(
         )
     if not residual_is_finite:
         raise NonFiniteStateError(
-            f"layer {layer}: the hidden states behind it hold NaN or Inf although its weights are "
+            f"layer {layer}: {_first_not_finite(grams)} hold NaN or Inf although its weights are "
             "finite; the tap stops here and layers before it are sealed: try --dtype float32"
         )
     return notes
+
+
+def _first_not_finite(grams: LayerGrams | None) -> str:
+    """The rows of the first Gram that shows NaN or Inf, by module and expert."""
+    for name, packed in grams.packed.items() if grams is not None else ():
+        bad = (~packed.isfinite().all(dim=-1)).nonzero()
+        if len(bad):
+            expert = f" of expert {int(bad[0])}" if packed.dim() == 2 else ""
+            return f"the rows of {name}{expert}"
+    return "the hidden states behind it"
 
 
 def starved_experts(layer: int, grams: LayerGrams) -> list[Note]:
