@@ -141,7 +141,7 @@ def test_t01_expert_without_tokens_has_count_0_and_is_told(
     found = notes_of(tap(lambda path: starve(path, 1), **SCHEDULES[schedule]))
     note = found["expert_without_rows"]
     assert note["count"] == 2
-    assert re.search(r"layer 1, mlp\.experts\.down: no token reached expert 6, 7$", note["detail"])
+    assert re.search(r"layer 1, down: no token reached expert 6, 7$", note["detail"])
     with GramReader(tmp_path / "tap") as reader:
         assert reader.rows(1)[6:].tolist() == [0, 0]
         assert reader.rows(1).sum() == TOKENS * TOP_K

@@ -18,9 +18,11 @@ from leadline.rig.scheduler import Scheduler, predicted_steps
 from leadline.tap import GramReader
 from leadline.tap.gram_tap import GramTap
 
+from .conftest import Checkpoints
 from .families import EXPERT_WIDTH, NUM_EXPERTS, TOP_K, random_documents
 from .processes import CommandServer
 from .reference import ReferenceGrams, reference_grams
+from .scenes import build_small_model
 from .tapping import assert_equal, assert_same_grams, command, file_hashes, record
 from .toy import (
     build_toy,
@@ -236,3 +238,17 @@ def test_t62_source_is_read_and_never_written(
     plan = ["rig", "plan", str(untouchable), "--tokens", "99", "--device", "cpu"]
     assert server.run(plan).code == 0
     assert seen() == before
+
+
+def test_expert_that_only_a_later_wave_reaches_is_not_told_as_starved(
+    checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    path = build_small_model(checkpoints, num_experts=64)
+    flags = {"dtype": "bfloat16", "vram_mib": 1, "host_pool_mib": 1}
+    result = record(path, random_documents([16] * 8), tmp_path / "tap", **flags)
+    assert result["waves"] > 1
+    told = {note["detail"].split(",")[0]: note["count"] for note in result["notes"]}
+    with GramReader(tmp_path / "tap") as reader:
+        starved = {f"layer {n}": int((reader.rows(n) == 0).sum()) for n in reader.layers}
+    assert max(starved.values()) > 0
+    assert told == {layer: count for layer, count in starved.items() if count}

@@ -68,7 +68,7 @@ def test_killed_at_random_moments_ends_in_the_same_files(
 
 
 @pytest.mark.parametrize(
-    ("scene", "points"), [("small corpus", 9), ("waves of groups of experts", 6)]
+    ("scene", "points"), [("small corpus", 7), ("waves of groups of experts", 5)]
 )
 def test_t74_killed_before_a_step_ends_in_the_same_files(
     stage: Stage, wholes: Wholes, tmp_path: Path, scene: str, points: int

@@ -48,7 +48,6 @@ from leadline.tap.wave import (
     WeightScan,
     refuse_bad_numbers,
     run_wave,
-    starved_experts,
     wave_chunks,
 )
 
@@ -279,7 +278,7 @@ class _Waves:
             grams = tap.take_layer() if layer >= first else None
             notes = refuse_bad_numbers(layer, self._scan, grams, residual_is_finite=finite)
             if grams is not None and layer in self._store.manifest.planned_layers:
-                self._seal(layer, grams, [*notes, *starved_experts(layer, grams)])
+                self._seal(layer, grams, notes)
             self._save_residuals(layer, residuals)
             self._footprint.sample()
 

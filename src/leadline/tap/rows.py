@@ -3,16 +3,19 @@
 - Conservation: rows over all experts = tokens x rows per token.
 - The diagonal is finite and not negative. As |x y| <= (x^2 + y^2) / 2, a sum that is finite
   on the diagonal is finite everywhere, so this finds any NaN or Inf in the rows.
-- A Gram that no row reached is exactly zero.
+- A Gram that no row reached is exactly zero, and its expert is noted.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
 from leadline.core.errors import IntegrityError, NonFiniteStateError
+from leadline.core.notes import Note
 from leadline.tap.facts import GramFacts
 from leadline.tap.manifest import RowsSummary
 from leadline.tap.triangle import diagonal_positions
+
+_NAMED_IN_NOTE = 16
 
 
 def check_gram(
@@ -54,6 +57,19 @@ def check_rows(layer: int, facts: GramFacts, rows: NDArray[np.int64], tokens: in
             f"{place(layer, facts)} counted {found} rows, wanted {wanted} ({tokens} tokens x "
             f"{facts.rows_per_token}): rows passed the tap by or twice; nothing of it was kept"
         )
+
+
+def starved_experts(layer: int, facts: GramFacts, rows: NDArray[np.int64]) -> list[Note]:
+    """A note where no token reached some of the experts of a down projection."""
+    starved = (
+        np.flatnonzero(rows == 0).tolist() if rows.ndim and facts.name.endswith("down") else []
+    )
+    if not starved:
+        return []
+    numbers = [str(facts.first_expert + expert) for expert in starved]
+    listed = ", ".join(numbers[:_NAMED_IN_NOTE]) + (", ..." if numbers[_NAMED_IN_NOTE:] else "")
+    detail = f"{place(layer, facts)}: no token reached expert {listed}"
+    return [Note(kind="expert_without_rows", count=len(starved), detail=detail)]
 
 
 def summarize(rows: NDArray[np.int64]) -> RowsSummary:

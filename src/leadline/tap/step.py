@@ -47,7 +47,7 @@ from leadline.tap.subject import (
     tap_sizes,
     targets_of,
 )
-from leadline.tap.wave import TapListener, WeightScan, refuse_bad_numbers, starved_experts
+from leadline.tap.wave import TapListener, WeightScan, refuse_bad_numbers
 
 
 def record_steps(options: RecordOptions, report: Report) -> dict[str, Any]:
@@ -195,8 +195,7 @@ class _Steps:
                     self._step += 1
         for layer, grams in sorted(self._sums.items()):
             sealed, rows = sealed_grams(grams, layer, model.skeleton, model.layout)
-            notes = [*self._notes.get(layer, ()), *starved_experts(layer, grams)]
-            self._store.seal(layer, sealed, rows, notes)
+            self._store.seal(layer, sealed, rows, self._notes.get(layer, ()))
         result = self._result(scheduler)
         self._store.finish(result)
         return result

@@ -36,7 +36,7 @@ from leadline.tap.key import TapKey
 from leadline.tap.layer_file import Block, LayerFile, array_block, open_layer_file, write_layer_file
 from leadline.tap.manifest import LayerEntry, LayerNote, Manifest, with_notes, write_manifest
 from leadline.tap.resume import begin
-from leadline.tap.rows import check_gram, check_rows, summarize
+from leadline.tap.rows import check_gram, check_rows, starved_experts, summarize
 from leadline.tap.triangle import packed_length
 
 _HEADER_ALLOWANCE_BYTES = 256 << 10  # a layer's header and its share of grams.json
@@ -176,6 +176,7 @@ class TapStore:
         """Store a wave of a layer's Grams, with the rows that are in each.
 
         *rows* has the names of *grams*: a scalar for a single Gram, else int64 [experts].
+        With the last wave, experts that no token reached are noted beside *notes*.
         The arrays are not modified and not kept. *wave*, from 0, says which it is, so that one
         that the layer holds already is left alone (and false returned); without it, it is taken
         for the next.
@@ -200,6 +201,7 @@ class TapStore:
             check_gram(layer, facts[name], gram.packed)
             if waves == key.num_waves:
                 check_rows(layer, facts[name], counts[name], key.tokens)
+                notes = [*notes, *starved_experts(layer, facts[name], counts[name])]
         blocks = [array_block(ROWS_PREFIX + name, count) for name, count in counts.items()]
         blocks += [_gram_block(name, gram, before) for name, gram in grams.items()]
         self._write(layer, waves, facts, blocks, counts, notes)

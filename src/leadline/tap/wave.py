@@ -186,19 +186,6 @@ def _first_not_finite(grams: LayerGrams | None) -> str:
     return "the hidden states behind it"
 
 
-def starved_experts(layer: int, grams: LayerGrams) -> list[Note]:
-    """A note for every module some of whose experts no token reached: their Grams are zero."""
-    notes = []
-    for name, rows in grams.rows.items():
-        if rows.dim() == 1 and name.endswith("down"):
-            starved = (rows == 0).nonzero().flatten().tolist()
-            if starved:
-                listed = ", ".join(map(str, starved[:16])) + (", ..." if len(starved) > 16 else "")
-                detail = f"layer {layer}, {name}: no token reached expert {listed}"
-                notes.append(Note(kind="expert_without_rows", count=len(starved), detail=detail))
-    return notes
-
-
 def _reached(bad: BadWeight, grams: LayerGrams | None) -> bool:
     if grams is None:
         return True
