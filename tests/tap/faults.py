@@ -93,6 +93,14 @@ def small_tables() -> None:
     )
 
 
+def spare_nothing() -> None:
+    """The disk holds the Grams to come and not a byte more; then the last layer fails."""
+    from leadline.tap.store import TapStore
+
+    TapStore.bytes_to_spare = property(lambda store: 0)  # type: ignore[assignment,method-assign]
+    fail_in_layer(3)
+
+
 def fill_disk(layer: int, filler: str) -> None:
     """Another program takes all space of the disk as a layer is about to be sealed."""
     from leadline.tap.store import TapStore

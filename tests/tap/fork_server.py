@@ -77,6 +77,8 @@ def fork(request: dict[str, Any], replies: int) -> int:
     try:
         os.close(replies)
         code = command(request["run"], Path(request["folder"]), request.get("fault"))
+    except SystemExit as ended:  # a signal on the last stretch
+        code = ended.code if isinstance(ended.code, int) else code
     finally:
         os._exit(code)
 
@@ -97,6 +99,8 @@ def command(arguments: list[str], folder: Path, fault: list[Any] | None) -> int:
         code = 0
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 0
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)  # the command is over
     threading._shutdown()  # type: ignore[attr-defined]
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -104,7 +108,9 @@ def command(arguments: list[str], folder: Path, fault: list[Any] | None) -> int:
     for name in COUNTERS:
         if Path(name).is_file():
             told["counters"] |= fields(Path(name))
-    (folder / "ended.json").write_text(json.dumps(told), encoding="utf-8")
+    written = folder / "ended.json.tmp"
+    written.write_text(json.dumps(told), encoding="utf-8")
+    written.rename(folder / "ended.json")
     return code
 
 

@@ -64,6 +64,13 @@ class Running:
         time.sleep(seconds)
         os.kill(self.pid, number)  # still there at least as a zombie: only `wait` reaps it
 
+    def wait_for(self, path: Path) -> None:
+        """Return once the command has made *path*."""
+        until = time.monotonic() + TIMEOUT_S
+        while not path.exists():
+            assert time.monotonic() < until, f"no {path}"
+            time.sleep(0.005)
+
     def wait(self) -> Ended:
         """The end of the command."""
         code = self._server.ask({"wait": self.pid})["status"]

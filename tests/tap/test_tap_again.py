@@ -125,16 +125,11 @@ def test_second_tap_into_a_folder_is_refused_naming_the_first(
 ) -> None:
     arguments = SCENES["small corpus"].arguments(made.checkpoint, tmp_path / "tap")
     first = server.start(arguments, fault=("seal_slowly", {"seconds": 0.3}))
+    first.wait_for(tmp_path / "tap" / "grams.json")
+    documents = random_documents([64] * SCENES["small corpus"].documents)
     with pytest.raises(LockError, match=rf"process {first.pid} on .*another --out"):
-        _until_refused(made, tmp_path / "tap", SCENES["small corpus"].documents)
+        record(made.checkpoint, documents, tmp_path / "tap", **FLAGS)
     assert first.wait().code == 0
-
-
-def _until_refused(made: Made, out: Path, documents: int) -> None:
-    """Tap into *out* once the first command has taken it."""
-    while not (out / "grams.json").exists():
-        pass
-    record(made.checkpoint, random_documents([64] * documents), out, **FLAGS)
 
 
 def _set(file: Path, **fields: Any) -> None:

@@ -297,8 +297,11 @@ class _Waves:
         last = layer == self._model.skeleton.num_layers - 1
         heavy = sum(self._chunk_tokens) * self._model.sizes.residual_bytes
         weighs = self._model.sizes.layers[layer].bytes_to_read
-        if not last and self._checkpoints.is_worth_it(weighs, heavy):
-            self._sealer.wait()
+        if last or not self._checkpoints.is_worth_it(weighs, heavy):
+            return
+        self._sealer.wait()
+        # It only saves time: on a disk that the Grams will fill, there is none.
+        if self._store.bytes_to_spare >= heavy:
             self._checkpoints.write(self._wave, layer, residuals)
 
     def _chunk_done(self, layer: int, index: int) -> None:

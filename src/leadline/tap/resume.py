@@ -41,7 +41,8 @@ def begin(
     manifest = fresh if old is None else _without_lost_layers(path, old)
     manifest = with_notes(manifest, [LayerNote(layer=None, note=note) for note in notes])
     remove_leftovers(path, (old or fresh).files)
-    _require_space_for_rest(path, manifest, layer_bytes)
+    needed = bytes_to_come(manifest, layer_bytes)
+    require_space(path, needed, disk_free_bytes(path), "the rest of the tap")
     if manifest != old:
         write_manifest(path, manifest)
     remove_leftovers(path, manifest.files)
@@ -82,10 +83,10 @@ def _is_whole(folder: Path, entry: LayerEntry) -> bool:
         return path.is_file() and path.stat().st_size == entry.num_bytes
 
 
-def _require_space_for_rest(path: Path, manifest: Manifest, layer_bytes: Mapping[int, int]) -> None:
+def bytes_to_come(manifest: Manifest, layer_bytes: Mapping[int, int]) -> int:
+    """Upper bound of what the layers that are not sealed yet will take on the disk."""
     present = {entry.layer for entry in manifest.layers}
     rest = [size for layer, size in layer_bytes.items() if layer not in present]
     # While a wave is added, the sums before and after it lie side by side.
     beside = max(layer_bytes.values(), default=0) if manifest.key.num_waves > 1 else 0
-    needed = sum(rest) + (beside if manifest.missing_layers else 0)
-    require_space(path, needed, disk_free_bytes(path), "the rest of the tap")
+    return sum(rest) + (beside if manifest.missing_layers else 0)

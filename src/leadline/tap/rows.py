@@ -61,11 +61,9 @@ def check_rows(layer: int, facts: GramFacts, rows: NDArray[np.int64], tokens: in
 
 def starved_experts(layer: int, facts: GramFacts, rows: NDArray[np.int64]) -> list[Note]:
     """A note where no token reached some of the experts of a down projection."""
-    starved = (
-        np.flatnonzero(rows == 0).tolist() if rows.ndim and facts.name.endswith("down") else []
-    )
-    if not starved:
+    if not rows.ndim or not facts.name.endswith("down") or rows.all():
         return []
+    starved = np.flatnonzero(rows == 0).tolist()
     numbers = [str(facts.first_expert + expert) for expert in starved]
     listed = ", ".join(numbers[:_NAMED_IN_NOTE]) + (", ..." if numbers[_NAMED_IN_NOTE:] else "")
     detail = f"{place(layer, facts)}: no token reached expert {listed}"

@@ -35,7 +35,7 @@ from leadline.tap.folder import (
 from leadline.tap.key import TapKey
 from leadline.tap.layer_file import Block, LayerFile, array_block, open_layer_file, write_layer_file
 from leadline.tap.manifest import LayerEntry, LayerNote, Manifest, with_notes, write_manifest
-from leadline.tap.resume import begin
+from leadline.tap.resume import begin, bytes_to_come
 from leadline.tap.rows import check_gram, check_rows, starved_experts, summarize
 from leadline.tap.triangle import packed_length
 
@@ -158,6 +158,12 @@ class TapStore:
     def manifest(self) -> Manifest:
         """What grams.json says now."""
         return self._manifest
+
+    @property
+    def bytes_to_spare(self) -> int:
+        """Free bytes of the disk that no layer to come needs; below 0 where it fills up."""
+        to_come = bytes_to_come(self._manifest, self._plan.layer_bytes)
+        return disk_free_bytes(self._folder) - to_come
 
     def waves_sealed(self, layer: int) -> int:
         """Waves of the corpus that are in the file of *layer*."""
