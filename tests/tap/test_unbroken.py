@@ -181,6 +181,7 @@ def test_t93_stop_signal_at_random_moments_leaves_layers_sealed_or_no_trace(
         ended = stage.broken(scene, out, moment, number)
         codes.append(ended.code)
         assert "Traceback" not in ended.stderr
+        assert ended.code == 0 or ended.stderr == "leadline: stopped\n"
         assert_sound(out, tidy=True)
         if ended.code == 0:
             assert_same_tap(out, whole)

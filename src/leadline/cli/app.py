@@ -124,4 +124,6 @@ def _print_json_error(kind: str, message: str) -> None:
 def _stop(number: int, frame: object) -> None:
     """End as an interrupt does, so that temporary files are taken away."""
     del frame
+    with suppress(OSError):  # past Python's streams, which the signal may have interrupted
+        os.write(2, b"leadline: stopped\n")
     raise SystemExit(_SIGNAL_BASE + number)
