@@ -34,6 +34,19 @@ def test_atomic_writer_that_fails_inside_keeps_the_old_file_and_nothing_else(tmp
     assert _names(tmp_path) == ["f"]
 
 
+def test_atomic_writer_stopped_as_soon_as_its_file_is_made_leaves_nothing(tmp_path, monkeypatch):
+    made = type(tmp_path).open
+
+    def stopped(path, mode):
+        made(path, mode).close()
+        raise SystemExit(143)
+
+    monkeypatch.setattr("pathlib.Path.open", stopped)
+    with pytest.raises(SystemExit), atomic_writer(tmp_path / "f"):
+        pass
+    assert _names(tmp_path) == []
+
+
 def test_atomic_writer_before_its_end_shows_no_file(tmp_path):
     with atomic_writer(tmp_path / "f") as stream:
         stream.write(b"x")
@@ -53,7 +66,7 @@ def test_atomic_writer_on_a_full_disk_names_the_file_and_leaves_nothing(
 
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.EPERM])
 def test_write_to_a_read_only_folder_says_to_choose_another(tmp_path, monkeypatch, code):
-    monkeypatch.setattr("tempfile.mkstemp", _fail_with(code))
+    monkeypatch.setattr("pathlib.Path.open", _fail_with(code))
     with pytest.raises(LeadlineError, match="choose a folder you may write to"):
         write_text(tmp_path / "f.txt", "x")
 

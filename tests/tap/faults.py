@@ -3,7 +3,6 @@
 import os
 import resource
 import signal
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -35,8 +34,7 @@ def die_at(step: int | None = None) -> None:
         return counted
 
     os.fsync = before(os.fsync)
-    tempfile.mkstemp = before(tempfile.mkstemp)
-    for name in ("replace", "unlink", "mkdir"):
+    for name in ("open", "replace", "unlink", "mkdir"):
         setattr(Path, name, before(getattr(Path, name)))
     layer_file._pieces = before(layer_file._pieces)
     residual_checkpoint.as_bytes = before(residual_checkpoint.as_bytes)

@@ -8,7 +8,6 @@ import os
 import resource
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -69,8 +68,7 @@ class Killer:
 
     def arm(self) -> None:
         os.fsync = self.hook(os.fsync)
-        tempfile.mkstemp = self.hook(tempfile.mkstemp)
-        for name in ("replace", "unlink"):
+        for name in ("open", "replace", "unlink"):
             setattr(Path, name, self.hook(getattr(Path, name)))
         layer_file._pieces = self.pieces(layer_file._pieces)
 

@@ -8,7 +8,7 @@ disk or a kill at any moment leaves the old file, or none, never half of one.
 import errno
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,10 +29,10 @@ def atomic_writer(path: Path) -> Iterator[BinaryIO]:
     """
     with explained_os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-        temporary = Path(name)
+        # Named before it is made, so that a stop signal at any moment leaves none behind.
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
         try:
-            with os.fdopen(handle, "wb") as stream:
+            with temporary.open("xb") as stream:
                 yield stream
                 stream.flush()
                 os.fsync(stream.fileno())
