@@ -9,6 +9,7 @@ The child is `leadline ARGUMENTS` in every respect: its own signals, streams and
 code. Its stdout, stderr and what the kernel counted for it lie in DIR afterwards.
 """
 
+import gc
 import json
 import os
 import re
@@ -51,6 +52,8 @@ def warm() -> None:
     with torch.device("meta"):
         config = AutoConfig.for_model("qwen2_moe", num_hidden_layers=1)
         get_model_conversion_mapping(AutoModelForCausalLM.from_config(config))
+    gc.collect()
+    gc.freeze()  # a collection in a child would copy every page that it looks at
 
 
 def main() -> None:
